@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from itertools import pairwise
@@ -12,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, InputError
 from mdp.files import NAME, NAME_FORM, Record, pattern, read_toml
 
 #: A device's name is also its profile's file stem, a TOML key and part of a fleet entry's name.
@@ -280,7 +281,10 @@ def profiles_in_package() -> dict[str, Path]:
 
 
 def read_profiles(named: Iterable[str]) -> list[DeviceProfile]:
-    """Read profiles; `NAME*3` is three boards named NAME-1, NAME-2 and NAME-3."""
+    """Read profiles; `NAME*3` is three boards named NAME-1, NAME-2 and NAME-3.
+
+    Raises ConfigError, and InputError for two devices of one name.
+    """
     profiles: list[DeviceProfile] = []
     for name in named:
         path, star, number = name.rpartition("*")
@@ -295,7 +299,18 @@ def read_profiles(named: Iterable[str]) -> list[DeviceProfile]:
             if len(numbered) > MAX_NAME:
                 raise ConfigError(f"{name}: expected a name of at most {MAX_NAME} characters")
             profiles.append(replace(profile, name=numbered))
+    check_different(profiles)
     return profiles
+
+
+def check_different(profiles: Iterable[DeviceProfile]) -> None:
+    """Raise InputError for two devices of one name."""
+    counts = Counter(profile.name for profile in profiles)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise InputError(
+            f"expected every profile once, got {', '.join(repeated)} repeatedly "
+            f"({repeated[0]}*{counts[repeated[0]]} for several boards of a kind)"
+        )
 
 
 def read_profile(path: str | os.PathLike[str]) -> DeviceProfile:

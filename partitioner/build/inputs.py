@@ -16,7 +16,7 @@ from partitioner.assembly.members import read_map
 from partitioner.build.teacher import TeacherSource
 from partitioner.config import MINUTES, BuildConfig, check_measured, check_one_label, measures
 from partitioner.data.datasets import Dataset, open_dataset
-from partitioner.data.scenes import likely_cameras
+from partitioner.data.scenes import are_cameras
 from partitioner.fusion.several_fit import check_members as check_devices
 from partitioner.networks.at_hand import find_weights, weights_at_hand
 from partitioner.networks.teacher import teacher_spec
@@ -248,7 +248,7 @@ def open_pictures(options: RunOptions, cameras: Sequence[str] = ()) -> Dataset:
 
 def own_cameras(settings: PlanSettings, devices: Sequence[str], data: Dataset) -> dict[str, str]:
     """Each device's own camera, as `mdp record` names them; none where they are not so."""
-    if settings.cameras or len(devices) < 2 or not set(devices) <= set(likely_cameras(data)):
+    if settings.cameras or len(devices) < 2 or not are_cameras(devices, data):
         return {}
     return {device: device for device in devices}
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -142,13 +142,27 @@ def remark_on(data: Dataset) -> str:
 
 def likely_cameras(data: Dataset) -> list[str]:
     """Names under which single pictures look like those of cameras in a folder for each scene."""
-    folders = defaultdict[str, set[str]](set)
-    for name in (*data.train.names, *data.calibration.names, *data.test.names):
-        path = PurePosixPath(name)
-        if len(path.parts) < 3:
-            return []
-        folders[str(path.parent)].add(path.stem)
+    folders = _stems_by_folder(data)
     names = set[str]().union(*folders.values())
     several = sum(len(found) > 1 for found in folders.values())
     likely = len(names) <= _LIKELY < len(folders) < 2 * several
     return sorted(names) if likely and not data.cameras else []
+
+
+def are_cameras(names: Collection[str], data: Dataset) -> bool:
+    """Tell whether single pictures are called so, and most folders have those of several names."""
+    folders = _stems_by_folder(data)
+    found = [stems & set(names) for stems in folders.values()]
+    several = sum(len(some) > 1 for some in found)
+    return set(names) <= set[str]().union(*found) and len(folders) < 2 * several
+
+
+def _stems_by_folder(data: Dataset) -> dict[str, set[str]]:
+    """Names of the pictures in each folder below a class; none where some class has none."""
+    folders = defaultdict[str, set[str]](set)
+    for name in (*data.train.names, *data.calibration.names, *data.test.names):
+        path = PurePosixPath(name)
+        if len(path.parts) < 3:
+            return {}
+        folders[str(path.parent)].add(path.stem)
+    return folders

@@ -20,6 +20,9 @@ from mdp.formats.profile import PositiveFloat, PositiveInt, Precision
 _SHIPPED = "catalogue.json"
 #: A member has two heads: the boost head and the bag head.
 _HEADS = 2
+#: Families with parameters for each pair of places of a picture, so that weights fit pictures of
+#: the size alone that they were trained on.
+_OF_ONE_SIZE = ("LeViT",)
 
 
 class Cost(Record, frozen=True):
@@ -63,6 +66,18 @@ class Network(Record, frozen=True):
     #: static int8, measured on one Zen 4 core; None where not measured.
     vit_s_ratio: PositiveFloat | None = None
     vit_s_ratio_int8: PositiveFloat | None = None
+
+    @property
+    def sizes_of_weights(self) -> list[int]:
+        """Sides of the pictures, of those in `costs`, that its pretrained weights can be read for.
+
+        They are ascending.
+        """
+        return [
+            side
+            for side in sorted(self.costs)
+            if self.family not in _OF_ONE_SIZE or side == self.image_size
+        ]
 
     def spec(self, image_size: int, num_classes: int, precision: Precision = "fp32") -> NetworkSpec:
         """The network as a member with both heads; raises InputError for another picture size."""

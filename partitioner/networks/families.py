@@ -171,10 +171,16 @@ def create(
     return model
 
 
+def is_known(name: str) -> bool:
+    """Tell whether timm has a model of this name."""
+    known: bool = import_timm().is_model(name)
+    return known
+
+
 def check_known(name: str) -> Any:
     """The timm package; raises InputError for a model name unknown to it."""
     timm = import_timm()
-    if not timm.is_model(name):
+    if not is_known(name):
         near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5])
         hint = f" (there are: {near}, ...)" if near else ""
         raise InputError(f"{name}: timm {timm.__version__} has no such model{hint}")

@@ -59,7 +59,7 @@ def candidates(names: Sequence[str], shapes: Mapping[str, SubModelSpec]) -> list
             found += [
                 FrozenNetwork(name, network.spec(side, 0))
                 for side in SIDES
-                if side in network.costs and side <= network.image_size
+                if side in network.sizes_of_weights and side <= network.image_size
             ]
     return found
 

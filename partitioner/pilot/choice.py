@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,8 +16,9 @@ Predictions = Callable[[str, int], Array]
 #: Powers of their number by which sums of answers are divided: answers that err together are worth
 #: their mean, independent ones their sum. Few for each step of a search, more for its outcome.
 _POWERS, _FINE_POWERS = (0.0, 0.5, 1.0), tuple(step / 8 for step in range(9))
-#: Devices' best candidates alone that the search begins from, and those that it tries.
-_STARTS, _TRIED = 3, 16
+#: Devices' best candidates alone that the search begins from, and those that it tries; where these
+#: are of too few networks, so many of each.
+_STARTS, _TRIED, _OF_NETWORK = 3, 16, 4
 #: Parts of the pictures; on each the choice by the others is measured.
 _PARTS = 5
 #: One-sided 95 % quantile of the standard normal distribution: standard errors of a difference
@@ -78,12 +80,13 @@ def choose(
     groups: Sequence[Sequence[str]] = (),
     networks: Mapping[int, str] | None = None,
     truth: LabelTruth | None = None,
+    cameras: Mapping[str, str] = MappingProxyType({}),
 ) -> ChosenNetworks:
     """The candidates that are best together: of all devices, and with any one missing.
 
-    Devices of one of `groups`, which are allowed the same, have the same one. Where all devices
-    answer one picture, `networks` names the network of each candidate: see `best_rows`. `truth` has
-    the labels where several may hold; then `targets` index sets of them.
+    Devices of one of `groups`, which are allowed the same, have the same one. `networks` names the
+    network of each candidate, `cameras` the camera of each device where they see scenes: see
+    `best_rows`. `truth` has the labels where several may hold; then `targets` index sets of them.
     """
     truth = OneLabel(targets) if truth is None else truth
     parts = _parts(targets)
@@ -92,7 +95,7 @@ def choose(
     together = np.zeros(len(targets), dtype=bool)
     for part in range(_PARTS):
         inside = parts == part
-        rows = best_rows(allowed, predictions, targets, ~inside, groups, networks, truth)
+        rows = best_rows(allowed, predictions, targets, ~inside, groups, networks, truth, cameras)
         answers = {device: predictions(device, row) for device, row in rows.items()}
         summed, asked, count = np.sum(list(answers.values()), axis=0), truth.part(inside), len(rows)
         # Several labels are told otherwise at another temperature, one label is not.
@@ -111,6 +114,7 @@ def choose(
             groups,
             networks,
             truth,
+            cameras,
         ),
         alone={device: float(right.mean()) for device, right in alone.items()},
         together=float(together.mean()),
@@ -128,6 +132,7 @@ def best_rows(
     groups: Sequence[Sequence[str]] = (),
     networks: Mapping[int, str] | None = None,
     truth: LabelTruth | None = None,
+    cameras: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, int]:
     """The candidate of each device with the least cross-entropy together, on pictures `counted`.
 
@@ -136,9 +141,10 @@ def best_rows(
     at a time until none improves, from several starts.
 
     Equal answers to one picture add nothing to each other. So where `networks` names the network
-    of each candidate, and the best choice has one candidate twice, the best choice of different
-    networks replaces it unless that is surely worse, picture by picture. Cuts of one network err
-    together: in place of the best one twice they are a loss (docs/lab-log.md).
+    of each candidate, and the best choice has one candidate twice for one picture, the best choice
+    of different networks replaces it unless that is surely worse, picture by picture. Cuts of one
+    network err together: in place of the best one twice they are a loss (docs/lab-log.md). Devices
+    answer one picture where they have one camera in `cameras`, or none.
     """
     grouped = {device for group in groups for device in group}
     units = [*groups, *([device] for device in allowed if device not in grouped)]
@@ -152,13 +158,14 @@ def best_rows(
     def alone(unit: Sequence[str], row: int) -> float:
         return sum(float(right.losses(answers[device, row]).mean()) for device in unit)
 
-    ranked = [
+    every = [
         sorted(
             set(allowed[unit[0]]).intersection(*(allowed[device] for device in unit)),
             key=lambda row: (alone(unit, row), row),
-        )[:_TRIED]
+        )
         for unit in units
     ]
+    ranked = [of[:_TRIED] for of in every]
     known: dict[tuple[int, ...], Array] = {}
 
     def losses_of(rows: Mapping[str, int]) -> Array:
@@ -172,28 +179,57 @@ def best_rows(
 
     starts = [[of[min(start, len(of) - 1)] for of in ranked] for start in range(_STARTS)]
     best = _search(units, ranked, starts, loss_of)
-    if networks is None or len(set(best.values())) == len(best):
+    rivals = _rivals(units, cameras)
+    taken = [best[unit[0]] for unit in units]
+    if networks is None or not any(
+        taken[unit] == taken[other] for unit, others in enumerate(rivals) for other in others
+    ):
         return best
-    starts = [_different(ranked, networks, skip) for skip in range(_STARTS)]
-    starts = [start for start in starts if start]
-    if not starts:
-        return best
-    different = _search(units, ranked, starts, loss_of, networks)
-    worse = losses_of(different) - losses_of(best)
-    error = float(worse.std()) / math.sqrt(len(worse))
-    return best if float(worse.mean()) > _SURELY * error else different
+    for tried in (ranked, [_of_each_network(of, networks) for of in every]):
+        starts = [_different(tried, networks, rivals, skip) for skip in range(_STARTS)]
+        starts = [start for start in starts if start]
+        if starts:
+            different = _search(units, tried, starts, loss_of, networks, rivals)
+            worse = losses_of(different) - losses_of(best)
+            error = float(worse.std()) / math.sqrt(len(worse))
+            return best if float(worse.mean()) > _SURELY * error else different
+    return best
+
+
+def _rivals(units: Sequence[Sequence[str]], cameras: Mapping[str, str]) -> list[list[int]]:
+    """For each unit the places of those with a device that answers the same picture."""
+    seen = [{cameras.get(device) for device in unit} for unit in units]
+    return [
+        [other for other in range(len(units)) if other != place and seen[other] & own]
+        for place, own in enumerate(seen)
+    ]
+
+
+def _of_each_network(ranked: Sequence[int], networks: Mapping[int, str]) -> list[int]:
+    """The best rows of each network, in the order of `ranked`."""
+    counts = dict[str, int]()
+    found = list[int]()
+    for row in ranked:
+        counts[networks[row]] = counts.get(networks[row], 0) + 1
+        if counts[networks[row]] <= _OF_NETWORK:
+            found.append(row)
+    return found
 
 
 def _different(
-    ranked: Sequence[Sequence[int]], networks: Mapping[int, str], skip: int
+    ranked: Sequence[Sequence[int]],
+    networks: Mapping[int, str],
+    rivals: Sequence[Sequence[int]],
+    skip: int,
 ) -> list[int]:
-    """The best row of each unit of a network that no unit before it has; or none.
+    """The best row of each unit of a network that no rival before it has; or none.
 
     That of the first unit is the one at place `skip`.
     """
     taken: list[int] = []
-    for of in ranked:
-        free = [row for row in of if networks[row] not in {networks[one] for one in taken}]
+    for of, others in zip(ranked, rivals, strict=True):
+        used = {networks[taken[other]] for other in others if other < len(taken)}
+        free = [row for row in of if networks[row] not in used]
         if not free:
             return []
         taken.append(free[min(0 if taken else skip, len(free) - 1)])
@@ -206,10 +242,11 @@ def _search(
     starts: Sequence[Sequence[int]],
     loss_of: Callable[[Mapping[str, int]], float],
     networks: Mapping[int, str] | None = None,
+    rivals: Sequence[Sequence[int]] = (),
 ) -> dict[str, int]:
     """The rows by device with the least loss that is found from `starts`, a row of each unit.
 
-    With `networks` those of different units stay different, as in `starts`.
+    With `networks` those of `rivals` stay different, as in `starts`.
     """
     found: list[tuple[float, dict[str, int]]] = []
     for start in starts:
@@ -218,10 +255,12 @@ def _search(
         improved = True
         while improved:
             improved = False
-            for unit, of in zip(units, ranked, strict=True):
-                others = [row for device, row in rows.items() if device not in unit]
+            for place, (unit, of) in enumerate(zip(units, ranked, strict=True)):
+                used = set[str]()
+                if networks is not None:
+                    used = {networks[rows[units[other][0]]] for other in rivals[place]}
                 for row in of:
-                    if networks and networks[row] in {networks[other] for other in others}:
+                    if networks is not None and networks[row] in used:
                         continue
                     changed = rows | dict.fromkeys(unit, row)
                     if (other := loss_of(changed)) < loss:
@@ -231,11 +270,16 @@ def _search(
 
 
 def _parts(targets: Index) -> Index:
-    """The part of each picture, of every class the same share."""
+    """The part of each picture, of every class the same share.
+
+    Classes with fewer pictures than there are parts begin with different ones, so that no part has
+    all pictures.
+    """
     parts = np.zeros(len(targets), dtype=np.int64)
-    for target in np.unique(targets):
+    for place, target in enumerate(np.unique(targets)):
         places = np.flatnonzero(targets == target)
-        parts[places] = np.arange(len(places)) % _PARTS
+        first = place if len(places) < _PARTS else 0
+        parts[places] = (first + np.arange(len(places))) % _PARTS
     return parts
 
 

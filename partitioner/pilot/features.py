@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partitioner.data.memmaps import Views
+from partitioner.estimates.catalogue import catalogue
 from partitioner.networks.families import (
     Backbone,
     create,
@@ -121,6 +122,10 @@ def own_rows(name: str, depth: int, weights: Path, rows: Sequence[int]) -> Class
         return None
     classifier = own_classifier(name, weights)
     if classifier is None:
+        return None
+    network = None if depth else catalogue().get(name)
+    # CAFormer has a layer of its own before its classifier.
+    if network is not None and classifier.in_features != network.width:
         return None
     part = cut_classifier(classifier, list(rows))
     weight, bias = (value.detach().double().numpy() for value in (part.weight, part.bias))

@@ -13,6 +13,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from partitioner.pilot.blend import Blend
 from partitioner.pilot.linear import Array, Index, fit, log_softmax
 
 #: Parts that the groups of every class are dealt into.
@@ -38,6 +39,8 @@ class CurveMember:
     rows: Index
     penalty: float
     sharpness: float
+    #: Rows of the network's own classifier, of which no picture is learned; None without any.
+    blend: Blend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ def _wrong(
                 penalty=member.penalty,
                 sharpness=member.sharpness,
             )
+            if member.blend is not None:
+                classifier = member.blend.with_fitted(classifier)
             total += log_softmax(
                 classifier.logits(np.asarray(member.features[member.rows[asked]], np.float64))
             )

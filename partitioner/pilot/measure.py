@@ -8,7 +8,7 @@ plain ViT are measured in one pass at each picture size.
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -225,6 +225,22 @@ def plain_shapes(names: Sequence[str]) -> dict[str, SubModelSpec]:
     return found
 
 
+def find_candidates(
+    weights: Collection[str], devices: Sequence[DeviceLatency], target_ms: float
+) -> tuple[list[FrozenNetwork], dict[str, list[int]]]:
+    """All candidates of the networks `weights`, and the places of those that keep the target.
+
+    The latter are by device. Raises InputError where there are none.
+    """
+    some = candidates(list(weights), plain_shapes(list(weights)))
+    if not some:
+        raise InputError(
+            "--weights: expected a plain vision transformer or a network of the catalogue "
+            f"(docs/results/families.md), found {', '.join(weights) or 'no weights'}"
+        )
+    return some, check_fit(devices, some, target_ms)
+
+
 def run_pilot(
     data: Dataset,
     weights: Mapping[str, Path],
@@ -241,20 +257,15 @@ def run_pilot(
 ) -> Pilot:
     """Measure every candidate that keeps the target on some device, and choose one for each.
 
-    With `shared` devices that have the time for the same candidates get the same one. `epochs` are
-    those that there will be time to train a candidate for; None where none is trained.
+    With `shared` devices of different cameras that have the time for the same candidates get the
+    same one. `epochs` are those that there will be time to train a candidate for; None where none
+    is trained.
 
     `weights` are files by timm's name, `cameras` the devices' in scenes, `class_rows` the row of
     each class in the own classifiers of networks that have them. Predictions are kept in the folder
     `kept`, by network and pictures, and not computed again. Raises InputError.
     """
-    some = candidates(list(weights), plain_shapes(list(weights)))
-    if not some:
-        raise InputError(
-            "--weights: expected a plain vision transformer or a network of the catalogue "
-            f"(docs/results/families.md), found {', '.join(weights) or 'no weights'}"
-        )
-    allowed = check_fit(devices, some, target_ms)
+    some, allowed = find_candidates(weights, devices, target_ms)
     pictures = PilotPictures.of(data, COMPARED)
     for remark in (
         remark_on_unknown(list(weights), devices, some),
@@ -277,7 +288,7 @@ def run_pilot(
     def predictions(device: str, row: int) -> Array:
         return measured[row].left_out.answers[pictures.rows_of(cameras.get(device))]
 
-    alike, truth = _alike(allowed) if shared else [], pictures.truth
+    alike, truth = _alike(allowed, cameras) if shared else [], pictures.truth
     if epochs is not None:
         allowed = without_slow(
             allowed,
@@ -292,8 +303,9 @@ def run_pilot(
             predictions,
             targets,
             alike,
-            None if cameras else {row: one.candidate.name for row, one in measured.items()},
+            {row: one.candidate.name for row, one in measured.items()},
             truth.part(first),
+            cameras,
         )
     # Those of all candidates are more than a hundred MB.
     measured = {
@@ -318,12 +330,16 @@ def run_pilot(
     )
 
 
-def _alike(allowed: Mapping[str, Sequence[int]]) -> list[list[str]]:
-    """Devices that have the time for the same candidates."""
-    groups: dict[tuple[int, ...], list[str]] = {}
+def _alike(allowed: Mapping[str, Sequence[int]], cameras: Mapping[str, str]) -> list[list[str]]:
+    """Devices of different cameras that have the time for the same candidates."""
+    groups: dict[tuple[int, ...], list[dict[str, str]]] = {}
     for device, rows in allowed.items():
-        groups.setdefault(tuple(rows), []).append(device)
-    return list(groups.values())
+        camera, like = cameras[device], groups.setdefault(tuple(rows), [])
+        group = next((one for one in like if camera not in one), None)
+        if group is None:
+            like.append(group := {})
+        group[camera] = device
+    return [list(group.values()) for like in groups.values() for group in like]
 
 
 def _measure(
@@ -489,12 +505,13 @@ def fit_member(
     progress: Progress,
     path: Path,
     known: Measured | None = None,
-) -> tuple[NetworkFeatures, HeldOutPredictions]:
+) -> tuple[NetworkFeatures, HeldOutPredictions, Blend | None]:
     """Write a member's weights to `path`, with a classifier fitted to `pictures`.
 
     `rows` are those of the classes in the network's own classifier, where it has them. `known` is
     what was measured on the very same pictures: nothing of it is computed again. Returns the
-    features, and the predictions for pictures left out of the fit. Raises InputError.
+    features, the predictions for pictures left out of the fit, and the network's own rows in them.
+    Raises InputError.
     """
     if known is not None and known.features is not None:
         features, left_out, blend = known.features, known.left_out, known.blend
@@ -526,7 +543,7 @@ def fit_member(
         member.bag.weight.copy_(torch.from_numpy(classifier.weight))
         member.bag.bias.copy_(torch.from_numpy(classifier.bias))
     save_file({name: tensor.contiguous() for name, tensor in member.state_dict().items()}, path)
-    return features, left_out
+    return features, left_out, blend
 
 
 def backbone_of(one: FrozenNetwork) -> Backbone:

@@ -55,7 +55,7 @@ def families_of(
     specs = [
         network.spec(size, num_classes)
         for network in networks
-        for size in sorted(network.costs)
+        for size in (network.sizes_of_weights if weights else sorted(network.costs))
         if low <= size <= high
     ]
     if not vits and not specs:

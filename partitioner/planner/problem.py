@@ -1,7 +1,6 @@
 """The problem of a search: the teacher, and every device with its candidates. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -11,7 +10,7 @@ import numpy as np
 
 from mdp.errors import InputError
 from mdp.formats.plan import PLANNED_MEMBERS, Plan, PredictedAccuracy, PredictedMs, TeacherSpec
-from mdp.formats.profile import DeviceProfile, Precision
+from mdp.formats.profile import DeviceProfile, Precision, check_different
 from partitioner.estimates.accuracy import Predictor, predictor_for, read_shipped_law
 from partitioner.estimates.accuracy_law import LawMember, capability_of, together
 from partitioner.estimates.catalogue import catalogue
@@ -241,12 +240,7 @@ def _check(profiles: Sequence[DeviceProfile], num_classes: int) -> None:
         raise InputError(f"expected at least 2 classes, got {num_classes}")
     if not profiles:
         raise InputError("expected at least 1 profile, got 0")
-    repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
-    if repeated:
-        raise InputError(
-            f"expected every profile once, got {', '.join(repeated)} repeatedly "
-            f"({repeated[0]}*2 for several boards of a kind)"
-        )
+    check_different(profiles)
 
 
 def accuracy_unknown(problem: Problem, placements: Sequence[Placement]) -> str:

@@ -123,6 +123,11 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Raise InputError if the folder has files that no untrained run has."""
+        if self.measured_file.exists():
+            raise InputError(
+                f"{self.path}: expected a new, an empty or the run folder of a training, found "
+                "that of a build by measurement: give another folder, or remove it"
+            )
         own = {
             self.settings_file.name,
             self.plan_file.name,

@@ -1,5 +1,6 @@
 """A build by measurement: measure, choose, fit, serve, train in the time that is left, serve."""
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from partitioner.build.steps import evaluate_step
 from partitioner.data.scenes import remark_on
 from partitioner.export.evaluate import Report
 from partitioner.pilot.learning_curve import CurveMember, describe, learning_curve
-from partitioner.pilot.measure import Pilot, PilotPictures, fit_member
+from partitioner.pilot.measure import Pilot, PilotPictures, find_candidates, fit_member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MeasuredRun
@@ -32,6 +33,8 @@ from partitioner.training.distributed import lock_run
 FITTED = 5000
 #: Time that is kept for serving the trained networks, as a multiple of what it took before.
 _AGAIN = 1.2
+#: Prefix of the folder of members' weights in the run folder.
+_MEMBERS = "members-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,16 @@ def build_measured(
     use_threads(inputs.threads or own_threads())
     if remark := remark_on(inputs.data):
         progress.note(remark)
+    find_candidates(inputs.weights, inputs.devices, inputs.target_ms)
     with lock_run(run):
         _record(inputs, run)
+        for left in run.path.glob(f"{_MEMBERS}*"):  # by a build that was killed
+            shutil.rmtree(left)
         pilot = choose(inputs, run.cache, progress, run.path / "pilot")
         for device, row in pilot.choice.rows.items():
             progress.note(f"{device}: {pilot.measured[row].candidate.words}")
         progress.note(f"all together: {pilot.predict_words(len(inputs.data.test))}")
-        with TemporaryDirectory(prefix="members-", dir=run.path) as folder:
+        with TemporaryDirectory(prefix=_MEMBERS, dir=run.path) as folder:
             pictures = PilotPictures.of(inputs.data, FITTED)
             build = _Build(inputs, run, name, out, Path(folder), pilot, progress, pictures)
             members = {row: build.fit(row) for row in build.rows}
@@ -142,7 +148,7 @@ class _Build:
         """Write a candidate's network with a fitted classifier."""
         inputs, one = self.inputs, self.pilot.measured[row].candidate
         path = self.folder / f"member-{row}.safetensors"
-        features, left_out = fit_member(
+        features, left_out, blend = fit_member(
             one,
             inputs.weights[one.name],
             inputs.class_rows.get(one.name),
@@ -155,7 +161,7 @@ class _Build:
             if self.pilot.digest == self.pictures.pictures.digest
             else None,
         )
-        return FittedMember(one, path, features, left_out)
+        return FittedMember(one, path, features, left_out, blend)
 
     def teachers(self, members: Mapping[int, FittedMember]) -> dict[int, FittedMember]:
         """The teacher of each of `members` that has one, by the member's row."""
@@ -177,6 +183,7 @@ class _Build:
                 ],
                 penalty=members[row].left_out.penalty,
                 sharpness=members[row].left_out.sharpness,
+                blend=members[row].blend,
             )
             for device, row in self.pilot.choice.rows.items()
         ]

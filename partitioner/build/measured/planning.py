@@ -1,5 +1,6 @@
 """The choice of networks by measurement, and its plan."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def _epochs(inputs: BuildInputs) -> Callable[[FrozenNetwork], float]:
 
     By its work and not by a measured pace, so that a build that goes on chooses alike.
     """
-    networks = 1 if inputs.cameras else len(inputs.profiles)
+    # Of the devices with one camera, each has a network of its own.
+    networks = max(Counter(inputs.cameras.values()).values(), default=len(inputs.profiles))
     seconds = _TRAINED * 60 * inputs.minutes / networks
     pictures = len(single_pictures(inputs.data).train)
     threads = inputs.threads or own_threads()

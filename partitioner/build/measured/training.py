@@ -26,16 +26,17 @@ from partitioner.build.measured.fine_tuning import (
     recipe_of,
 )
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import DIGITS, PictureSet
+from partitioner.data.datasets import DIGITS, PictureSet, thin_out
 from partitioner.data.live_views import Pictures
 from partitioner.data.memmaps import Views
 from partitioner.data.scenes import single_pictures
 from partitioner.estimates.macs import macs
-from partitioner.networks.families import FamilyMember
+from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.pilot.blend import Blend
 from partitioner.pilot.candidates import FrozenNetwork
 from partitioner.pilot.features import NetworkFeatures
 from partitioner.pilot.linear import HeldOutPredictions
-from partitioner.pilot.measure import Pilot, PilotPictures, backbone_of
+from partitioner.pilot.measure import Pilot, backbone_of
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.training.cached_outputs import BATCH, batch
@@ -84,6 +85,8 @@ class FittedMember:
     #: Features of these pictures, and the predictions of each left out of the fit.
     features: NetworkFeatures
     left_out: HeldOutPredictions
+    #: Rows of the network's own classifier in these predictions; None: they have no part in them.
+    blend: Blend | None
 
     def load(self, num_classes: int) -> FamilyMember:
         """The network with its weights."""
@@ -150,7 +153,9 @@ def train_networks(
     }
     for number, (row, member) in enumerate(members.items()):
         share = epoch_s[row] / sum(list(epoch_s.values())[number:])
-        training = _NetworkTraining(inputs, member, teachers.get(row), share, run, progress)
+        training = _NetworkTraining(
+            inputs, member, teachers.get(row), len(members), share, run, progress
+        )
         slot_s = clock() + share * (until_s - clock())
         if (taught := training.run_until(slot_s, clock)) is None:
             continue
@@ -179,13 +184,14 @@ class TrainingEstimate:
         """Tell whether it is worth to begin."""
         return seconds >= max(LEAST_S, self.epoch_s)
 
-    def minutes_needed(self, minutes: float, seconds: float, share: float) -> int:
-        """Whole minutes for `ENOUGH` epochs where `minutes` leave `seconds` to train.
 
-        `share` is that of this network in all of the time.
-        """
-        missing_s = max(LEAST_S, ENOUGH * self.epoch_s) - seconds
-        return math.ceil(minutes + missing_s / 60 / share)
+def minutes_needed(epoch_s: float, minutes: float, seconds: float, share: float) -> int:
+    """Whole minutes for `ENOUGH` epochs where `minutes` leave `seconds` to train.
+
+    `share` is that of this network in all of the time.
+    """
+    missing_s = max(LEAST_S, ENOUGH * epoch_s) - seconds
+    return math.ceil(minutes + missing_s / 60 / share)
 
 
 def estimate_training(
@@ -213,6 +219,8 @@ class _NetworkTraining:
     inputs: BuildInputs
     fitted: FittedMember
     teacher: FittedMember | None
+    #: Those that share the time.
+    networks: int
     #: Of all networks' time that is left.
     share: float
     run: RunFolder
@@ -231,17 +239,22 @@ class _NetworkTraining:
         inputs = self.inputs
         facts = (
             _FORMAT,
-            inputs.digests[self.candidate.name],
-            backbone_of(self.candidate),
-            None if self.teacher is None else backbone_of(self.teacher.candidate),
-            self._pictures.pictures.digest,
+            self._identify(self.candidate),
+            inputs.class_rows.get(self.candidate.name),
+            None if self.teacher is None else self._identify(self.teacher.candidate),
+            self._pictures.digest,
             inputs.data.calibration.digest,
             inputs.data.labels,
             inputs.minutes,
+            self.networks,
             inputs.seed,
             *(() if inputs.data.sets is None else ("several",)),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def _identify(self, one: FrozenNetwork) -> tuple[str, Backbone]:
+        """Whose weights these are, and how the network is cut."""
+        return self.inputs.digests[one.name], backbone_of(one)
 
     @property
     def checkpoint(self) -> Path:
@@ -265,7 +278,7 @@ class _NetworkTraining:
     ) -> bool:
         """Train and keep the outcome; False where there is no time for an epoch."""
         if not self.checkpoint.exists() and until_s - clock() < LEAST_S:
-            self._note_frozen(until_s - clock(), None)
+            self._note_frozen(until_s - clock(), self._expected_epoch_s())
             return False
         classes, candidate = len(self.inputs.data.labels), self.candidate
         recipe = recipe_of(candidate, flips=self.inputs.data.source != DIGITS)
@@ -292,11 +305,13 @@ class _NetworkTraining:
         seconds = expected.training_budget_s(until_s - clock())
         if not self.checkpoint.exists():
             if not expected.is_enough(seconds):
-                self._note_frozen(seconds, expected)
+                self._note_frozen(seconds, expected.epoch_s)
                 return False
+            epochs, most = seconds / expected.epoch_s, recipe.epochs
+            planned = f"about {epochs:.1f} epochs" if epochs < most else f"{most} epochs at most"
             self.progress.note(
-                f"{candidate.words}: {seconds:.0f} s to train it, about "
-                f"{seconds / expected.epoch_s:.1f} epochs of {len(kept.pixels):,} pictures"
+                f"{candidate.words}: {seconds:.0f} s to train it, {planned} of "
+                f"{len(kept.pixels):,} pictures"
             )
         tuned = fine_tune(
             member,
@@ -321,19 +336,26 @@ class _NetworkTraining:
         self.checkpoint.unlink(missing_ok=True)
         return True
 
-    def _note_frozen(self, seconds: float, expected: TrainingEstimate | None) -> None:
+    def _note_frozen(self, seconds: float, epoch_s: float) -> None:
         """Say that the network stays frozen, and the minutes that would train it."""
         minutes = self.inputs.minutes
-        need = f"expected at least {LEAST_S:.0f}"
-        if expected is not None:
-            more = expected.minutes_needed(minutes, seconds, self.share)
-            need = (
-                f"an epoch of {len(self._pictures.pictures):,} pictures takes about "
-                f"{expected.epoch_s:.0f}: --minutes {more} has time for {ENOUGH} epochs"
-            )
+        more = minutes_needed(epoch_s, minutes, seconds, self.share)
         self.progress.note(
             f"{self.candidate.words}: stays frozen: {max(0.0, seconds):.0f} s of --minutes "
-            f"{minutes:g} are left to train it, {need}"
+            f"{minutes:g} are left to train it, an epoch of {len(self._pictures):,} pictures "
+            f"takes about {max(1.0, epoch_s):.0f}: --minutes {more} has time for {ENOUGH} epochs"
+        )
+
+    def _expected_epoch_s(self) -> float:
+        """Seconds of an epoch by the networks' work, where there is no time to measure any."""
+        return (
+            expected_epoch_s(
+                self.candidate,
+                len(self.inputs.data.labels),
+                len(self._pictures),
+                None if self.teacher is None else self.teacher.candidate,
+            )
+            / torch.get_num_threads()
         )
 
     def _teacher_share(self) -> float:
@@ -350,23 +372,24 @@ class _NetworkTraining:
         return own if self.teacher is None else max(own, self.teacher.candidate.spec.image_size)
 
     @property
-    def _pictures(self) -> PilotPictures:
-        """The pictures to train on, evenly from all classes where the memory does not take all."""
+    def _pictures(self) -> PictureSet:
+        """The pictures to train on, evenly from all classes where the memory does not take all.
+
+        Those of scenes that lack a camera are among them.
+        """
         most = _MEMORY_BYTES // (3 * self._side**2)
-        return PilotPictures.of(self.inputs.data, most)
+        return thin_out(single_pictures(self.inputs.data).train, most)
 
     def _on_device(self) -> Pictures:
         """The training pictures on the device that trains."""
-        chosen = self._pictures
-        views = self._views(chosen.pictures, self._side, "train split")
-        device, targets = training_device(), chosen.pictures.targets
-        held = None if chosen.held is None else torch.from_numpy(chosen.held).float().to(device)
+        chosen, data = self._pictures, self.inputs.data
+        views = self._views(chosen, self._side, "train split")
+        device, held = training_device(), None
+        if data.sets is not None:
+            held = torch.from_numpy(data.flags(chosen)).float().to(device)
         pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(np.asarray(views), 3, 1)))
         return Pictures(
-            pixels.to(device),
-            torch.from_numpy(targets).to(device),
-            len(self.inputs.data.labels),
-            held,
+            pixels.to(device), torch.from_numpy(chosen.targets).to(device), len(data.labels), held
         )
 
     def _views(self, pictures: PictureSet, side: int, what: str) -> Views:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mdp.errors import ConfigError
-from mdp.formats.profile import profiles_in_package, read_profile
+from mdp.errors import ConfigError, InputError
+from mdp.formats.profile import profiles_in_package, read_profile, read_profiles
 
 NAMES = ("desktop-gpu", "jetson-orin-nano", "laptop-cpu", "n100", "raspberry-pi-5")
 
@@ -54,6 +54,13 @@ def write(folder: Path, old: str = "", new: str = "") -> Path:
 
 def test_a_profile_reads_from_any_folder(tmp_path: Path) -> None:
     assert read_profile(write(tmp_path)) == read_profile("n100")
+
+
+def test_two_devices_of_one_name_are_refused(tmp_path: Path) -> None:
+    """The second would replace the first without a word."""
+    assert [one.name for one in read_profiles(["n100*2"])] == ["n100-1", "n100-2"]
+    with pytest.raises(InputError, match=r"every profile once, got n100 .* \(n100\*2 for"):
+        read_profiles(["n100", str(write(tmp_path))])
 
 
 WRONG = {

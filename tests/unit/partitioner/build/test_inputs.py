@@ -100,10 +100,11 @@ def test_a_teacher_alone_is_enough_to_measure(
     assert asked == [VIT]
 
 
+@pytest.mark.parametrize("each", [8, 10])
 def test_devices_see_their_own_cameras_where_pictures_are_called_so(
-    given: dict[str, Any], tmp_path: Path
+    given: dict[str, Any], tmp_path: Path, each: int
 ) -> None:
-    scenes = write_scenes(tmp_path / "scenes", each=10)
+    scenes = write_scenes(tmp_path / "scenes", each=each)
     read = given | {"run.data": str(scenes)}
     # Cameras of other names are nobody's, unless they are named.
     assert BuildInputs.read(Given(None, read).build()).cameras == {}

@@ -34,6 +34,11 @@ def test_a_plain_vit_is_tried_at_every_depth_and_a_network_whole() -> None:
     assert len(found) == len(cuts) + len(whole)
 
 
+def test_a_network_whose_weights_are_of_one_size_is_tried_at_that_alone() -> None:
+    """Each pair of places has a parameter in LeViT, so others cannot be read."""
+    assert [one.spec.image_size for one in candidates(["levit_128s"], {})] == [224]
+
+
 def test_sides_are_multiples_of_the_patch() -> None:
     shape = SubModelSpec(
         image_size=140, patch_size=14, embed_dim=192, depth=2, num_heads=3, mlp_ratio=4.0

@@ -110,6 +110,34 @@ def test_devices_of_a_group_have_the_same_candidate() -> None:
     assert shared.rows == {"front": 2, "side": 2, "top": 0}
 
 
+def test_devices_of_one_camera_have_different_networks_and_those_of_others_the_best() -> None:
+    wrong = [share(slice(0, 60)), share(slice(60, 130)), share(slice(130, 500))]
+    by_row = dict(enumerate(map(answers, wrong)))
+    allowed = {"front-1": [0, 1, 2], "front-2": [0, 1, 2], "side": [0, 1, 2]}
+    cameras = {"front-1": "front", "front-2": "front", "side": "side"}
+    names = {0: "a", 1: "b", 2: "c"}
+    groups = [["front-1", "side"], ["front-2"]]
+    for some in ((), groups):
+        choice = choose(
+            allowed, lambda _, row: by_row[row], TARGETS, some, networks=names, cameras=cameras
+        )
+        assert {choice.rows["front-1"], choice.rows["front-2"]} == {0, 1}
+        assert choice.rows["side"] in {0, 1}
+    assert choice.rows["side"] == choice.rows["front-1"]
+
+
+def test_cuts_of_one_network_do_not_crowd_out_all_others() -> None:
+    """Twenty cuts that err alike are each better than two other networks, but not together."""
+    by_row = dict.fromkeys(range(20), answers(share(slice(0, 100))))
+    by_row |= {20: answers(share(slice(100, 210))), 21: answers(share(slice(210, 330)))}
+    names = dict.fromkeys(range(20), "vit") | {20: "b", 21: "c"}
+    rows = list(by_row)
+    choice = choose(
+        {"n100": rows, "laptop-cpu": rows}, lambda _, row: by_row[row], TARGETS, networks=names
+    )
+    assert {names[row] for row in choice.rows.values()} == {"vit", "b"}
+
+
 def test_a_candidate_too_slow_to_be_trained_gives_way_to_one_that_then_errs_less() -> None:
     allowed, errors = {"a": [0, 1, 2], "b": [0]}, {0: 0.40, 1: 0.45, 2: 0.60}
     # Six epochs take away a quarter of the errors: 0.40 and 0.34 and 0.45.
@@ -122,3 +150,17 @@ def test_a_candidate_too_slow_to_be_trained_gives_way_to_one_that_then_errs_less
     assert without_slow(allowed, errors, dict.fromkeys(errors, 0.1)) == {
         k: [*v] for k, v in allowed.items()
     }
+
+
+def test_one_picture_of_every_class_is_enough_to_choose_by() -> None:
+    targets = np.array([0, 1, 2])
+    right, wrong = (log_softmax(sure * np.eye(3)[targets]) for sure in (2.0, -2.0))
+    by_row = {0: wrong, 1: right, 2: right}
+    choice = choose(
+        {"n100": [0, 1, 2], "laptop-cpu": [0, 1, 2]},
+        lambda _, row: by_row[row],
+        targets,
+        networks={0: "a", 1: "b", 2: "c"},
+    )
+    assert set(choice.rows.values()) == {1, 2}
+    assert choice.together == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from partitioner.pilot.blend import Blend
 from partitioner.pilot.learning_curve import (
     CurveMember,
     LearningCurve,
@@ -13,7 +14,7 @@ from partitioner.pilot.learning_curve import (
     extrapolate,
     learning_curve,
 )
-from partitioner.pilot.linear import fit, leave_groups_out, log_softmax
+from partitioner.pilot.linear import Classifier, fit, leave_groups_out, log_softmax
 
 CLASSES, WIDTH = 4, 60
 Index = NDArray[np.int64]
@@ -38,6 +39,18 @@ def curve_of(features: NDArray[np.float64], targets: Index) -> LearningCurve:
     found = learning_curve([member(features)], targets, np.arange(len(targets)), CLASSES)
     assert found is not None
     return found
+
+
+def test_what_the_networks_own_rows_know_is_not_gained_by_more_pictures() -> None:
+    features, targets = pictures(12, distance=1.5)
+    own = Classifier(np.eye(CLASSES, WIDTH), np.zeros(CLASSES))
+    groups = np.arange(len(targets))
+    blended = replace(member(features), blend=Blend(own, own_factor=1.0, fitted_factor=0.0))
+    known = learning_curve([blended], targets, groups, CLASSES)
+    assert known is not None
+    share = float((own.logits(features).argmax(axis=1) == targets).mean())
+    assert known.measured == pytest.approx((share,) * 3)
+    assert known.gain < curve_of(features, targets).gain
 
 
 def test_twice_as_many_pictures_bring_about_what_was_predicted() -> None:

@@ -10,11 +10,12 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file, save_file
 
+from mdp.errors import InputError
 from mdp.formats.profile import read_profiles
 from partitioner.assembly.class_rows import rows_by_network
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import open_dataset
-from partitioner.networks.families import Backbone, create
+from partitioner.networks.families import Backbone, create, own_classifier
 from partitioner.pilot.candidates import DeviceLatency
 from partitioner.pilot.features import cut_features, own_rows
 from partitioner.pilot.linear import fit
@@ -98,6 +99,31 @@ def test_a_whole_network_that_knows_the_classes_answers_with_its_own_rows(
     expected = blend.fitted_factor * fitted
     expected[:, : own.shape[1]] += blend.own_factor * own
     assert written == pytest.approx(expected, abs=1e-4)
+
+
+def test_own_rows_that_read_another_feature_are_left_out(tmp_path: Path) -> None:
+    """CAFormer's classifier reads what a layer of its head makes of the feature."""
+    file = tmp_path / "caformer_s18.safetensors"
+    tensors = {"head.fc.fc2.weight": torch.zeros(5, 2048), "head.fc.fc2.bias": torch.zeros(5)}
+    save_file(tensors, file)
+    assert own_classifier("caformer_s18", file) is not None
+    assert own_rows("caformer_s18", 0, file, [0, 1]) is None
+
+
+def test_names_of_classes_in_a_folder_are_of_its_networks_alone(
+    knowing: Path, tmp_path: Path
+) -> None:
+    """Others were trained on other classes; a file that is no network's has none."""
+    elsewhere = tmp_path / f"{VIT}.safetensors"
+    elsewhere.write_bytes((knowing / elsewhere.name).read_bytes())
+    (tmp_path / "yolov8n.safetensors").write_bytes(elsewhere.read_bytes())
+    labels = ["cross", "ring", "stripes"]
+    files = {VIT: knowing / elsewhere.name, "yolov8n": tmp_path / "yolov8n.safetensors"}
+    assert list(rows_by_network(files, labels, knowing)) == [VIT]
+    assert rows_by_network({VIT: elsewhere}, labels, knowing) == {}
+    (tmp_path / "labels.txt").write_text("\n".join(["1", "2", "3"]))
+    with pytest.raises(InputError, match=r"labels\.txt: names 3 classes, expected 5"):
+        rows_by_network({VIT: elsewhere}, labels, tmp_path)
 
 
 def test_own_rows_read_the_class_token_after_all_layers_alone(knowing: Path) -> None:

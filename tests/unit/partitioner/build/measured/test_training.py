@@ -25,6 +25,7 @@ from partitioner.build.measured.training import (
     FittedMember,
     choose_share,
     estimate_training,
+    minutes_needed,
     train_networks,
 )
 from partitioner.data.live_views import Drawing
@@ -58,7 +59,7 @@ def test_the_minutes_that_are_named_leave_enough_time() -> None:
     found = estimate_training(0.05, 400, 50, PLAIN)
     assert not found.is_enough(LEAST_S)
     assert found.is_enough(found.epoch_s)
-    minutes = found.minutes_needed(5.0, 30.0, share=0.5)
+    minutes = minutes_needed(found.epoch_s, 5.0, 30.0, share=0.5)
     more_s = 60 * (minutes - 5.0) * 0.5
     assert 30.0 + more_s >= ENOUGH * found.epoch_s > 30.0 + more_s - 30
 
@@ -91,7 +92,8 @@ def test_time_is_shared_out_by_the_expected_time_of_an_epoch(
     inputs: Any = SimpleNamespace(data=SimpleNamespace(labels=list("abcdefghij")))
     nothing: Any = None
     members = {
-        row: FittedMember(one, Path("weights"), nothing, nothing) for row, one in enumerate(chosen)
+        row: FittedMember(one, Path("weights"), nothing, nothing, nothing)
+        for row, one in enumerate(chosen)
     }
     assert train_networks(inputs, members, {}, nothing, 400.0, nothing, clock) == {}
     assert sum(slots_s) == pytest.approx(300.0)
