@@ -191,6 +191,10 @@ def check_measured(config: BuildConfig, devices: Sequence[str]) -> None:
         raise InputError("plan.latency_ms: expected it for a build by measurement, got none")
     if options.pretrained and settings.teacher is None:
         raise InputError("run.pretrained: expected --teacher NAME beside it: what is to be fetched")
+    if options.teacher_checkpoint is not None and settings.teacher is None:
+        raise InputError(
+            "run.teacher_checkpoint: expected --teacher NAME beside it: whose weights these are"
+        )
 
 
 @contextmanager

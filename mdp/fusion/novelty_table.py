@@ -46,8 +46,8 @@ class Novelty(Record, frozen=True):
     #: Calibration pictures, or scenes, that the thresholds are quantiles of.
     pictures: Annotated[int, Meta(ge=1)]
     subsets: list[SubsetNovelty]
-    #: Pictures of no class that the signals were chosen by; 0: classes left out in turn stood for
-    #: them.
+    #: Pictures of no class that the signals were chosen by; 0: there were none, and scores are
+    #: plain sums of the signals.
     unknown: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ import msgspec
 
 from mdp.errors import ConfigError, TransferError
 from mdp.files import MAX_JSON_BYTES, decode_content, read_regular
-from mdp.formats.bundle import FUSION, MANIFEST, Bundle, FileEntry, model_path
-from mdp.formats.device_part import entry_of
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, FileEntry
+from mdp.formats.device_part import MODELS, entry_of, path_in_bundle
 from mdp.formats.signing import MAX_FILE_BYTES, SIGNATURE
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
@@ -94,7 +94,11 @@ def digest_of(content: bytes) -> str:
 
 def pack(bundle: Bundle) -> Packed:
     """A whole bundle as an artifact, after a check of every file; raises ConfigError."""
-    devices = {model_path(a.k): a.device for a in bundle.manifest.plan.assignments}
+    devices = {
+        path_in_bundle(file, a.k): a.device
+        for a in bundle.manifest.plan.assignments
+        for file in MODELS[: 1 + len(a.lower)]
+    }
     contents: dict[str, tuple[FileEntry, Callable[[], bytes]]] = {
         MANIFEST: (entry_of(bundle.manifest_content), lambda: bundle.manifest_content)
     }

@@ -9,8 +9,8 @@ from typing import Final
 
 from mdp.errors import ConfigError, InputError, TransferError
 from mdp.files import replacing_folder
-from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
-from mdp.formats.device_part import Version, version_of
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
+from mdp.formats.device_part import Version, part_files, path_in_bundle, version_of
 from mdp.formats.signing import BundleKey
 from mdp.registry.artifact import UNLISTED, Descriptor, check_listed, digest_of, layers_of, pack
 from mdp.registry.connection import Repository
@@ -44,8 +44,9 @@ class WantedPart:
         """The listed files to fetch; raises ConfigError for a device that is not in the plan."""
         if self.devices is None:
             return list(bundle.manifest.files)
-        models = [model_path(bundle.assignment(device).k) for device in self.devices]
-        return [FUSION, *dict.fromkeys(models)]
+        ks = [bundle.assignment(device).k for device in self.devices]
+        names = (path_in_bundle(file, k) for k in ks for file in part_files(bundle, k))
+        return list(dict.fromkeys([FUSION, *names]))
 
 
 def push_to_registry(

@@ -19,7 +19,7 @@ from partitioner.export.quantize import check_calibration
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.sessions import on_processor
 from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, pictures_needed
-from partitioner.export.write import export_bundle
+from partitioner.export.write import export_bundle, unknown_digest
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
 from partitioner.run.target import check_target
@@ -68,6 +68,8 @@ def export_step(work: TrainingContext, out: Path, name: str) -> dict[int, float]
             and not bundle.manifest.inspection
             and bundle.manifest.name == name
             and bundle.manifest.provenance.get("run_digest") == work.run.digest(work.plan)
+            # Pictures of no class choose the score of novelty.
+            and bundle.manifest.provenance.get("unknown_digest", "") == unknown_digest(work.data)
         ):
             return None
     return export_bundle(work, out, name)

@@ -10,6 +10,7 @@ import typer
 
 from mdp import console
 from mdp.errors import InputError
+from mdp.files import replacing_folder
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
 from partitioner.assembly.members import Models, read_map, read_models, read_names, rows_of
@@ -96,16 +97,16 @@ def assemble(
             progress.note(remark)
         cache = Path(stack.enter_context(TemporaryDirectory(prefix="mdp-views-")))
         assembly = Assembly(models.parent, pictures, limit, cache, progress)
-        assembly.write(listed.models, rows, known, out, named)
-        made = Bundle.open(out)
-        report = evaluate(made, pictures, None, cache, progress)
-        written = write_report(made, report)
+        # A bundle that was there stays until this one is measured.
+        with replacing_folder(out) as folder:
+            assembly.write(listed.models, rows, known, folder, named)
+            made = Bundle.open(folder)
+            report = evaluate(made, pictures, None, cache, progress)
+            write_report(made, report)
+    written = Bundle.open(out)
     _say(report, written, f"{out}: {len(listed.models)} sub-models, ", json=json)
     if not json:
-        print(
-            "latencies in its plan are estimates: measured here on one thread, scaled by the "
-            "profiles"
-        )
+        print("latencies in its plan are estimates")
 
 
 def _require(bundle: Path, models: Path | None, profiles: Sequence[str] | None) -> None:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from mdp.errors import InputError
 from mdp.formats.bundle import NO_LABEL
 from mdp.pictures.crop import Pixels
-from partitioner.data.class_names import alike
+from partitioner.data.class_names import alike, fold
 from partitioner.data.label_sets import (
     Held,
     LabelSets,
@@ -145,16 +145,25 @@ class Dataset:
     def remark(self) -> str:
         """One line about what was left out; empty where that is nothing."""
         lacking = ", ".join(f"{n:,} without {camera!r}" for camera, n in self.incomplete.items())
-        scenes = f"{self.source}: scenes for training alone: {lacking}" if lacking else ""
+        scenes = f"{self.source}: scenes of which nothing is measured: {lacking}" if lacking else ""
         others = ", ".join(f"{n:,} of camera {camera!r}" for camera, n in self.others.items())
         unused = f"{self.source}: pictures that no device uses: {others}" if others else ""
         # A folder `None` is a label beside the name of items without any.
         names = self.labels if self.sets is None else (*self.labels, NO_LABEL)
         twins = ", ".join(" and ".join(some) for some in alike(names))
         same = f"{self.source}: classes whose names differ in case, `_` or `-` alone: {twins}"
+        known = ", ".join(repr(name) for name in self.labels if fold(name) == UNKNOWN)
+        nothing = f"{self.source}: {known} is taken for a class: items of none are in {UNKNOWN!r}"
         sets = remark_on_classes(self.labels) if self.sets is None else remark_on_sets(self.sets)
         together = f"{self.source}: {sets}" if sets else ""
-        parts = (self._strays, scenes, unused, same if twins else "", together)
+        parts = (
+            self._strays,
+            scenes,
+            unused,
+            same if twins else "",
+            nothing if known and self.sets is None else "",
+            together,
+        )
         return "; ".join(filter(None, parts))
 
     @property
@@ -186,7 +195,8 @@ def thin_out(pictures: PictureSet, limit: int, *, least: int = 0) -> PictureSet:
         few = np.bincount(pictures.targets[rows], minlength=pictures.targets[-1] + 1) < least
         inside = same & few[pictures.targets[first], None] & (more < len(pictures))
         rows = np.union1d(rows, more[inside])
-    digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
+    rule = f"{limit}, {least} of a class" if least else f"{limit}"
+    digest = hashlib.sha256(f"{pictures.digest} {rule}".encode()).hexdigest()
     return _rows_of(pictures, rows.tolist(), digest)
 
 

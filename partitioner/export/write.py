@@ -35,6 +35,7 @@ from mdp.fusion.fuse import (
 )
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
+from partitioner.data.datasets import Dataset
 from partitioner.export.quantize import MIN_RANGE_PICTURES, quantize_model
 from partitioner.export.sessions import logits_file, member_contribution, open_member, run_session
 from partitioner.export.unknown import unknown_logits
@@ -363,7 +364,7 @@ def _export_teacher(work: TrainingContext) -> None:
 
 def _provenance(work: TrainingContext) -> dict[str, str]:
     """Teacher, data, settings and versions, for the manifest."""
-    settings = work.settings
+    settings, unknown = work.settings, unknown_digest(work.data)
     return {
         "method": METHOD,
         **teacher_provenance(work),
@@ -374,8 +375,14 @@ def _provenance(work: TrainingContext) -> dict[str, str]:
         "test_digest": work.data.test.digest,
         "settings_digest": sha256_of(work.run.settings_file),
         "run_digest": work.run.digest(work.plan),
+        **({"unknown_digest": unknown} if unknown else {}),
         **versions(),
     }
+
+
+def unknown_digest(data: Dataset) -> str:
+    """Digest of the pictures of no class that a score of novelty is chosen by; empty without."""
+    return "" if data.unknown is None else data.unknown.digest
 
 
 #: Which classifier a teacher with given weights has, in words.

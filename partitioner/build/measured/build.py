@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from mdp.files import write_json
+from mdp.files import replacing_folder, write_json
 from partitioner.assembly.chosen import LABELS, entries, origin_of
 from partitioner.assembly.write import Assembly, LeftOutAnswers
 from partitioner.build.inputs import BuildInputs
@@ -249,6 +249,8 @@ class _Build:
         paths = {row: better.get(row, member.path) for row, member in members.items()}
         models = entries(self.pilot, paths, inputs.cameras)
         rows = [(len(data.labels), list(range(len(data.labels))))] * len(models)
-        assembly.write(models, rows, inputs.profiles, self.out, self.name)
-        _, report = evaluate_step(self.out, data, self.run, self.progress, teacher=False)
+        # A bundle that was there stays until this one is measured.
+        with replacing_folder(self.out) as folder:
+            assembly.write(models, rows, inputs.profiles, folder, self.name)
+            _, report = evaluate_step(folder, data, self.run, self.progress, teacher=False)
         return report

@@ -63,7 +63,7 @@ def build(
 def test_a_build_from_scenes_trains_and_measures_every_camera(folder: Path) -> None:
     done = build(folder, "own", *NAMED, teacher_views="both")
     assert done.returncode == 0, done.stderr
-    assert "scenes for training alone: 1 without 'right'" in done.stderr
+    assert "scenes of which nothing is measured: 1 without 'right'" in done.stderr
     bundle = Bundle.open(folder / "own")
     assignments = bundle.manifest.plan.assignments
     assert {a.device: a.camera for a in assignments} == {"alpha": "left", "beta": "right"}

@@ -1,5 +1,6 @@
 """Bundles that come with the distribution: found by name, made whole where copies are left out."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from mdp.errors import InputError
 from mdp.formats import packaged
-from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.bundle import MANIFEST, Bundle, model_path
 from mdp.formats.packaged import (
     bundle_by_name,
     bundle_in_package,
@@ -69,6 +70,21 @@ def test_what_is_named_is_made_whole_once(lean: Path, tmp_path: Path) -> None:
     assert bundle_by_name(Path("parts")) == found
     assert (found / model_path(3)).stat().st_ino == first
     assert list(found.parent.iterdir()) == [found]
+
+
+def test_an_upgrade_that_measured_the_same_models_anew_is_what_is_found(lean: Path) -> None:
+    before = bundle_by_name(Path("parts"))
+    manifest = lean / MANIFEST
+    content = json.loads(manifest.read_text())
+    content["evaluation"]["pictures"] = 9999
+    manifest.write_text(json.dumps(content))
+    after = bundle_by_name(Path("parts"))
+    assert before is not None
+    assert after is not None
+    evaluation = Bundle.open(after).manifest.evaluation
+    assert evaluation is not None
+    assert evaluation.pictures == 9999
+    assert Bundle.open(after).digest == Bundle.open(before).digest
 
 
 def test_a_whole_one_stays_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

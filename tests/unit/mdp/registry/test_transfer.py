@@ -123,6 +123,25 @@ def test_a_device_gets_its_part_alone(registry: MemoryRegistry, tmp_path: Path) 
     assert not (tmp_path / "x").exists()
 
 
+def test_the_part_of_a_device_with_rungs_has_their_models(tmp_path: Path) -> None:
+    registry = MemoryRegistry()
+    stored = Bundle.open(write_bundle(tmp_path / "bundle", rungs=2))
+    push_to_registry(stored, repository(registry))
+    device = stored.manifest.plan.assignments[0].device
+    pull_from_registry(repository(registry), tmp_path / "out", part=WantedPart(devices=[device]))
+    part = Bundle.open(tmp_path / "out")
+    assert [part.model(0, rung).content for rung in range(2)] == [
+        stored.model(0, rung).content for rung in range(2)
+    ]
+    assert not (tmp_path / "out" / model_path(1)).exists()
+    layers = {
+        layer["annotations"]["org.cncf.model.filepath"]: layer["annotations"]
+        for layer in json.loads(registry.manifests["1"])["layers"]
+    }
+    for rung in range(2):
+        assert layers[model_path(0, rung)]["org.mdp-edge.device"] == device
+
+
 def test_what_is_there_is_not_fetched(
     bundle: Path, registry: MemoryRegistry, tmp_path: Path
 ) -> None:

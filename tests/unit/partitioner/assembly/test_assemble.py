@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from mdp.console import Interrupted
 from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Region
@@ -283,6 +284,23 @@ def test_a_device_without_a_profile_is_named(parts: Path, tmp_path: Path, tree: 
             profiles=["laptop-cpu"],
             out=tmp_path / "bundle",
         )
+
+
+def test_a_bundle_that_was_there_stays_until_the_new_one_is_measured(
+    parts: Path, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C says that it is as it was."""
+    before = run(parts, tmp_path, tree, CONV_MODEL)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partitioner.export.evaluate.evaluate", interrupt)
+    with pytest.raises(Interrupted, match="is as it was"):
+        run(parts, tmp_path, tree, ONNX_MODEL)
+    after = Bundle.open(tmp_path / "bundle")
+    assert (after.digest, after.manifest.evaluation) == (before.digest, before.manifest.evaluation)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_rows_are_found_by_name() -> None:

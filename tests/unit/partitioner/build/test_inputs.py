@@ -46,6 +46,10 @@ def test_what_is_named_is_read_once(given: dict[str, Any]) -> None:
     [
         ({"plan.latency_ms": None, "plan.min_accuracy": 0.9}, "plan.min_accuracy: not of a build"),
         ({"run.pretrained": True}, "run.pretrained: expected --teacher NAME beside it"),
+        (
+            {"run.teacher_checkpoint": "teacher.safetensors"},
+            "run.teacher_checkpoint: expected --teacher NAME beside it: whose weights these are",
+        ),
         ({"plan.families": ["all"]}, "plan.families: not of a build by measurement"),
         ({"schedule.epochs": 5}, "schedule: not of a build by measurement, which trains as long"),
         ({"teacher_schedule.epochs": 5}, "teacher_schedule: not of a build by measurement"),

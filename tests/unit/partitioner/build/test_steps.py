@@ -370,6 +370,21 @@ def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path) -> Non
     Bundle.open(out).fusion_weights()
 
 
+@pytest.mark.usefixtures("traced")
+def test_pictures_of_no_class_that_came_since_are_fitted_to(built: Built, tmp_path: Path) -> None:
+    out, data = tmp_path / "b", built.work.data
+    shutil.copytree(built.bundle, out)
+    known = dataclasses.replace(data, unknown=data.test)
+    work = dataclasses.replace(built.work, data=known)
+    assert steps.export_step(work, out, "patterns") is not None
+    bundle = Bundle.open(out)
+    assert bundle.manifest.provenance["unknown_digest"] == data.test.digest
+    novelty = bundle.fusion_weights().novelty
+    assert novelty
+    assert novelty.unknown == len(data.test)
+    assert steps.export_step(work, out, "patterns") is None
+
+
 def test_something_else_is_not_replaced(built: Built, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(InputError, match="expected a new folder or a bundle to replace"):

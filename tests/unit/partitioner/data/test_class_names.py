@@ -59,6 +59,16 @@ def test_folding_keeps_what_names_mean() -> None:
     assert alike(["a", "A", "b", "c_d", "c-d"]) == [["a", "A"], ["c_d", "c-d"]]
 
 
+def test_a_class_that_is_nearly_called_as_the_folder_of_no_class_is_said(tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree", each=4)
+    (tmp_path / "tree" / "stripes").rename(tmp_path / "tree" / "Unknown")
+    data = open_dataset(str(tmp_path / "tree"))
+    assert data.labels == ("Unknown", "cross", "ring")
+    assert data.remark == (
+        f"{tmp_path / 'tree'}: 'Unknown' is taken for a class: items of none are in 'unknown'"
+    )
+
+
 def test_classes_that_differ_in_case_or_underscore_alone_stay_two_and_are_said(
     tmp_path: Path,
 ) -> None:

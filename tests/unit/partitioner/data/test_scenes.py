@@ -64,7 +64,7 @@ def test_scenes_without_one_of_the_cameras_are_for_training_alone(scenes: Path) 
         (scenes / "a" / f"{n:02d}" / "side.png").unlink()
     data = open_dataset(str(scenes), cameras=CAMERAS)
     assert data.incomplete == {"side": 2}
-    assert data.remark == f"{scenes}: scenes for training alone: 2 without 'side'"
+    assert data.remark == f"{scenes}: scenes of which nothing is measured: 2 without 'side'"
     partial = [n for n, scene in zip(data.train.names, data.train.sources, strict=True)
                if isinstance(scene, Mapping) and len(scene) < 2]  # fmt: skip
     assert partial == ["a/03", "a/04"]
