@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mdp.errors import InputError
+from mdp.line.file import LineFile
 
 #: Columns of an answer, or of an error in its place, after those that say what was answered.
 ANSWER_COLUMNS = (
@@ -53,42 +54,24 @@ def answer_writer(
         return
     if path.suffix not in (".csv", ".jsonl"):
         raise InputError(f"--out {path}: expected a file that ends in .csv or .jsonl")
-    header = _row(columns).encode()
-    try:
-        # Without a buffer, a full disk is met where a line is written, and only there.
-        file = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    with file:
-        file.seek(0)
-        first = file.read(len(header)) or b""
-        if path.suffix == ".csv" and first not in (b"", header):
+    header = _row(columns)
+    with LineFile(path) as file:
+        first = file.read_first(len(header) + 1)
+        if path.suffix == ".csv" and first not in (b"", header + b"\n"):
             raise InputError(f"{path}: expected an empty file, or columns {','.join(columns)}")
 
         def write(told: Mapping[str, object]) -> None:
             if path.suffix == ".csv":
-                content = _row(cells(told, columns)).encode()
+                file.append(_row(cells(told, columns)))
             else:
-                content = msgspec.json.encode(told) + b"\n"
-            _append(file, path, content)
+                file.append(msgspec.json.encode(told))
 
         if path.suffix == ".csv" and not first:
-            _append(file, path, header)
+            file.append(header)
         yield write
 
 
-def _append(file: io.FileIO, path: Path, content: bytes) -> None:
-    try:
-        file.write(content)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be written: {error.strerror or error}")
-
-
-def _row(values: Iterable[object]) -> str:
+def _row(values: Iterable[object]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue().encode()

@@ -219,8 +219,13 @@ def show_pair(folder: Path, name: str, public_key: str, label: str, json: bool) 
     """Print the files of a new key pair, and a label of the public key."""
     secret, public = folder / f"{name}{SECRET}", folder / f"{name}{PUBLIC}"
     if json:
-        files = {"secret_file": str(secret), "public_file": str(public), "public": public_key}
-        console.print_json(files)
+        console.print_json(
+            {
+                "secret_file": printable_path(secret),
+                "public_file": printable_path(public),
+                "public": public_key,
+            }
+        )
         return
-    print(f"{secret}: stays on this machine, readable by its owner only")
-    print(f"{public}: {label}")
+    print(f"{printable_path(secret)}: stays on this machine, readable by its owner only")
+    print(f"{printable_path(public)}: {label}")

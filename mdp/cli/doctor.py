@@ -34,7 +34,9 @@ _ASK_AGAIN_S = 0.5
 #: Columns of a terminal that folds nothing.
 _ENDLESS = 100_000
 #: What an agent says of a source that works, unless its newest frame is old.
-_WORKS = re.compile(r".+?: frame \d+, (\d+) ms old(?:; being recorded|; \d+ could not be read)*")
+_WORKS = re.compile(
+    r".+?: frame \d+, (\d+) ms old(?:; being recorded|; \d+ could not be read|; masked)*"
+)
 
 
 def status(

@@ -16,7 +16,7 @@ from mdp import console
 from mdp.cli.answers import FLEET_OPTION, FleetFile, Json, KeyFile
 from mdp.client.base import Options
 from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed, check_keyed
-from mdp.errors import InputError, MDPError, TransferError
+from mdp.errors import ConfigError, InputError, MDPError, TransferError
 from mdp.formats.bundle import Bundle
 from mdp.formats.device_part import Version, part_of
 from mdp.formats.fleet import Fleet, FleetEntry, read_devices, read_fleet
@@ -91,7 +91,8 @@ def _one_by_one(
         if json:
             console.print_json({"devices": done, "left": left, "error": console.one_line(error)})
         if isinstance(error, TransferError) and len(left) > 1:
-            raise TransferError(f"{error}; not tried: {', '.join(left[1:])}") from error
+            rest = ", ".join(left[1:])
+            raise TransferError(f"{error}; not tried: {rest} (name these to go on)") from error
         raise
     if json:
         console.print_json({"devices": done, "left": []})
@@ -111,7 +112,8 @@ def push(
 
     Each agent gets its own part, verifies and loads it while it serves the one before, and then
     switches. After a break, the same command goes on where it was. Ends at the first device that
-    fails. A fleet file that names no bundle names this one once all its devices serve it.
+    fails. A fleet file that names no bundle names this one once the devices serve it: those that
+    were named, or all.
 
     A registry gets the whole bundle with its signature, what it lacks of it, and then the tag.
     Logins are those of `podman login` and `docker login`.
@@ -130,8 +132,13 @@ def push(
     # Before the first device serves it: a part is missing or damaged, a device is of another plan,
     # or the file cannot be changed.
     named = None
-    if not chosen.fleet.bundle and len(chosen.entries) == len(chosen.fleet.devices):
-        named = name_bundle(chosen.path, opened)
+    if not chosen.fleet.bundle:
+        try:
+            named = name_bundle(chosen.path, opened)
+        except ConfigError:
+            # A device that is not asked to serve the bundle may be none of its plan.
+            if len(chosen.entries) == len(chosen.fleet.devices):
+                raise
     for entry in chosen.entries:
         part_of(opened, opened.assignment(entry.plan_device).k)
 
@@ -142,7 +149,12 @@ def push(
     _one_by_one(chosen.entries, push_to, _format_push, json)
     if named is not None:
         named.write()
-        print(f"mdp: {chosen.path}: names {named.fleet.bundle} from now on", file=sys.stderr)
+        pushed = {entry.device for entry in chosen.entries}
+        left = [one.device for one in chosen.fleet.devices if one.device not in pushed]
+        lacking = f"; not pushed to {', '.join(left)}" if left else ""
+        print(
+            f"mdp: {chosen.path}: names {named.fleet.bundle} from now on{lacking}", file=sys.stderr
+        )
 
 
 def _require_fleet(fleet: Path | None) -> Path:

@@ -1,6 +1,7 @@
 """`mdp record`: pictures of the devices' own cameras, to train on."""
 
 import sys
+import termios
 import time
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 
 from mdp import console
 from mdp.arguments import seconds
-from mdp.cli.answers import FleetFile, Json, KeyFile, utc_now
+from mdp.cli.answers import FleetFile, Json, KeyFile, printable_path, utc_now
 from mdp.client.base import Options
 from mdp.client.cameras import WITHIN_MS, FleetCameras
 from mdp.client.scenes import LEAST_CAMERAS, Scene, SceneFolder, Suspicions, Tally
@@ -65,7 +66,7 @@ def record(
             due_s = time.monotonic()
             if place:
                 # Pictures are as old as this at most: none shows the items before.
-                due_s = _await_enter(folder.path.name) + WITHIN_MS / 1e3
+                due_s = await_enter(folder.path.name) + WITHIN_MS / 1e3
             tally = Tally()
             try:
                 for path, scene in cameras.record(
@@ -86,8 +87,13 @@ def _moment() -> datetime:
     return datetime.fromisoformat(utc_now())
 
 
-def _await_enter(label: str) -> float:
-    """Moment at which Enter says that the items of `label` lie there; raises InputError."""
+def await_enter(label: str) -> float:
+    """Moment at which Enter says that the items of `label` lie there; raises InputError.
+
+    What was typed before the question does not answer it.
+    """
+    if sys.stdin and sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
     print(f"mdp: put {label} before the cameras, then press Enter", file=sys.stderr, flush=True)
     if not sys.stdin or not sys.stdin.readline():
         raise InputError(f"--label {label}: expected a line on standard input, which has ended")
@@ -96,12 +102,14 @@ def _await_enter(label: str) -> float:
 
 def _show_scene(path: Path | None, scene: Scene, json: bool) -> None:
     if json:
-        name = None if path is None else str(path)
+        name = None if path is None else printable_path(path)
         console.print_json(
             {"path": name, "cameras": sorted(scene.pictures), "missing": scene.missing}
         )
         return
-    kept = path or f"not kept, with fewer than {LEAST_CAMERAS} cameras"
+    kept = f"not kept, with fewer than {LEAST_CAMERAS} cameras"
+    if path is not None:
+        kept = printable_path(path)
     print(f"{kept}: {', '.join(sorted(scene.pictures)) or 'no picture'}", flush=True)
     for device, reason in scene.missing.items():
         print(f"  without {device}: {console.printable(reason)}", flush=True)

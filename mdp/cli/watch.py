@@ -31,11 +31,13 @@ from mdp.cli.answers import (
     evaluation_items,
     failure,
     open_client,
+    say,
     summary,
     utc_now,
 )
 from mdp.cli.line import ITEM_EVERY, LINE_BIND, STATE_EVERY, LineOptions, watch_line
 from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.client.following import FollowedFiles
 from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, InputError
@@ -308,7 +310,12 @@ def _watch_looks(
         console.until_reader_leaves(),
         _look_printer(client, json) as show,
     ):
+        files = FollowedFiles(fleet, client, say)
         for seen in client.watch(every_ms=every_s * 1e3, deadline_ms=deadline_ms, errors="yield"):
+            # A device that was removed, or a bundle that was pushed, counts from the next look on.
+            with files.following() as changed:
+                if changed:
+                    client.reload()
             if (
                 isinstance(seen, InferenceError)
                 and {*seen.codes.values()} == {"no_frame"}

@@ -32,6 +32,8 @@ T = TypeVar("T")
 REST_WITHIN_MS, REST_REPLY_S = 1000.0, 0.25
 #: Between two looks at whether a recording is over.
 OVER_S = 0.1
+#: Time for the first of all connections, where none is there.
+DIAL_S = 0.2
 CameraRequest = PictureRequest | StatusRequest | RestRequest | MaskRequest
 NO_KEY = "no `key` in the fleet file: pictures are sent with keys only"
 
@@ -68,6 +70,9 @@ class _AgentConnections(Closing):
         `read` returns None for a reply to an earlier request, and raises MDPError. Only `devices`
         are asked, by default all.
         """
+        if len(self._dealers.connected) < len(self.devices):
+            # An agent that has let this client in, or that has an address now, is dialled here.
+            self._dealers.poll(0.0 if self._dealers.connected else DIAL_S)
         self._sent_s = self._clock()
         until_s = self._sent_s + reply_s
         frames = encode(request)
@@ -163,7 +168,10 @@ class FleetCameras(_AgentConnections):
             # Missed moments are not caught up, and two are never closer than `every_s`: an agent
             # refuses pictures above its rate.
             due_s = max(due_s, self._clock()) + every_s
-            at, scene = moment(), self.take()
+            begun_s, at, scene = self._clock(), moment(), self.take()
+            if self._clock() - begun_s > every_s / 2:
+                # There would be no time to turn the item.
+                due_s = self._clock() + every_s
             path = None
             if len(scene.pictures) >= LEAST_CAMERAS:
                 path = folder.write(at, scene.pictures)

@@ -1,4 +1,4 @@
-"""A file of JSON lines to which whole lines are appended, or none."""
+"""Files to which whole lines are appended, or none."""
 
 import io
 from pathlib import Path
@@ -7,13 +7,11 @@ from mdp.closing import Closing
 from mdp.errors import InputError
 
 
-class RecordFile(Closing):
-    """Appends records to a file, each in a line."""
+class LineFile(Closing):
+    """Appends lines to a file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError unless `path` can be written and is called .jsonl."""
-        if path.suffix != ".jsonl":
-            raise InputError(f"--out {path}: expected a file that ends in .jsonl, for records")
+        """Raises InputError unless `path` can be written."""
         self._path = path
         try:
             # Without a buffer, a full disk is met where a line is written, and only there.
@@ -27,9 +25,14 @@ class RecordFile(Closing):
             self._file.seek(size - 1)
             self._gap = b"" if self._file.read(1) == b"\n" else b"\n"
 
-    def append(self, record: bytes) -> None:
+    def read_first(self, size: int) -> bytes:
+        """The first bytes of what is there, at most `size`."""
+        self._file.seek(0)
+        return self._file.read(size) or b""
+
+    def append(self, line: bytes) -> None:
         """Append a line, whole or not at all; raises InputError."""
-        line = self._gap + record + b"\n"
+        line = self._gap + line + b"\n"
         before = self._file.seek(0, io.SEEK_END)
         try:
             if self._file.write(line) < len(line):
@@ -46,3 +49,13 @@ class RecordFile(Closing):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class RecordFile(LineFile):
+    """Appends records to a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InputError unless `path` can be written and is called .jsonl."""
+        if path.suffix != ".jsonl":
+            raise InputError(f"--out {path}: expected a file that ends in .jsonl, for records")
+        super().__init__(path)

@@ -311,7 +311,9 @@ class AnswerBuilder:
             suspected = self.disagreeing.union(one for one in used if frames[one].suspected)
             suspects |= dict.fromkeys(sorted(suspected), "disagrees")
             suspects |= dict.fromkeys((one for one in used if frames[one].frozen), "frozen")
-            if not suspects.keys().isdisjoint(used):
+            # Members that were measured on one picture have never been on views of their own.
+            several_views = len(used) > 1 and not self._bundle.manifest.plan.cameras
+            if several_views or not suspects.keys().isdisjoint(used):
                 expected = known_rejected = None
         inspected = self._inspect(finish, suspects, looked=frames is not None)
         if inspected is not None and inspected.moved:

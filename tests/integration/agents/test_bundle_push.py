@@ -346,7 +346,7 @@ def test_the_commands(fleet: Fleet) -> None:
     assert done.stdout.split()[:3] == ["beta:", "serves", "old"]
     assert str(done.exception) == "alpha: keeps no previous version"
     done = mdp(fleet, "rollback", "alpha", "beta")
-    expected = "alpha: keeps no previous version; not tried: beta"
+    expected = "alpha: keeps no previous version; not tried: beta (name these to go on)"
     assert (done.stdout, str(done.exception)) == ("", expected)
 
 

@@ -132,6 +132,26 @@ def test_three_commands_lead_from_cameras_to_looks(stage: Stage) -> None:
         assert again.events[-1]["digest"] == bundle.digest[:12]
 
 
+@pytest.mark.usefixtures("no_leaks")
+def test_a_board_that_died_before_the_first_push_keeps_no_fleet_from_looking(stage: Stage) -> None:
+    stage.show_all(LABELS[0])
+    living, dead = CAMERAS
+    with waiting(living, stage.source(living)) as agent:
+        where = ("--device", f"{living}={agent.address}", "--device", f"{dead}=tcp://127.0.0.1:1")
+        mdp("fleet", "new", *where, "--keys", ".", "--key", "client.secret")
+        write_bundle(Path("bundle"), devices=CAMERAS, sizes=(16, 16))
+        fleet = ("--fleet", "fleet.toml")
+        pushed = run_here(mdp_main, "mdp", "bundle", "push", "bundle", living, *fleet)
+        assert pushed.returncode == 0, pushed.stderr
+        assert pushed.stderr.splitlines()[-1] == (
+            f"mdp: fleet.toml: names bundle from now on; not pushed to {dead}"
+        )
+        look = ("look", *fleet, "--deadline-ms", f"{PLENTY_MS:g}", "--json")
+        until(lambda: json.loads(mdp(*look))["used"] == [living], "the living board looks")
+        mdp("fleet", "remove", "--device", dead, "--anyway", *fleet)
+        assert [one.device for one in read_devices(Path("fleet.toml")).devices] == [living]
+
+
 def is_seen(stage: Stage, label: str) -> bool:
     """Tell whether a look at a new item has both cameras, this label, and an item that is known.
 

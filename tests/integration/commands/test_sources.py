@@ -131,6 +131,23 @@ def test_watch_goes_on_while_the_fleet_is_away(fleet: Fleet, tmp_path: Path) -> 
     assert (": red (" in done.stdout, done.stderr) == (True, "")
 
 
+def test_watch_follows_a_fleet_file_that_changes(fleet: Fleet, tmp_path: Path) -> None:
+    toml = fleet.folder / "fleet.toml"
+    whole = toml.read_text()
+    words = [BIN / "mdp", *command(fleet, "watch")[1:], "--every", "50ms", "--json"]
+    with LineProcess("watch", words, tmp_path / "log") as process:
+        assert set(json.loads(process.line_with('"label":"red"'))["used"]) == set(DEVICES)
+        gone, *stay = DEVICES
+        done = run_here(
+            main, "mdp", "fleet", "remove", "--fleet", toml, "--device", gone, "--anyway"
+        )
+        assert done.returncode == 0, done.stderr
+        process.line_with(f'"used":{json.dumps(stay, separators=(",", ":"))}')
+        process.signal(signal.SIGINT)
+        assert process.process.wait(process.patience_s) == 130
+    toml.write_text(whole)
+
+
 def test_watch_is_a_table_on_a_terminal(fleet: Fleet) -> None:
     screen, terminal = pty.openpty()
     words = [BIN / "mdp", *command(fleet, "watch")[1:], "--every", "50ms"]

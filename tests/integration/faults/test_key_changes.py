@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mdp.client.base import Options
+from mdp.client.cameras import FleetCameras
 from mdp.client.sync import Client
 from mdp.errors import InferenceError
 from mdp.formats.fleet import read_fleet
@@ -55,6 +57,24 @@ def _has_line(audit: Path, line: tuple[str, str, str]) -> bool:
 
 def whole(client: Client) -> bool:
     return client.classify(RED, deadline_ms=PLENTY_MS).used == BOTH
+
+
+def test_whoever_waits_for_cameras_notices_that_it_was_let_in(
+    guarded: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    """As `mdp status --wait` and the page that teaches do, over one connection."""
+    keys.pair("page")
+    known = {name: keys.pair(name).public for name in BOTH}
+    path = write(guarded, tmp_path, known, keys.secret("page"))
+    fleet, _ = read_fleet(path)
+    with FleetCameras(fleet, Options(fleet=path, timeout_s=PATIENCE_S)) as cameras:
+        refused = "the agent does not accept this client's key"
+        until(lambda: cameras.take().missing == dict.fromkeys(BOTH, refused), "both refuse")
+        shutil.copy(keys.folder / "page.public", tmp_path / "clients")
+        for agent in guarded.agents.values():
+            agent.wait_for("2 clients allowed")
+        allowed = "no_frame: this agent's camera is not recorded (--allow-record)"
+        until(lambda: cameras.take().missing == dict.fromkeys(BOTH, allowed), "both know the key")
 
 
 def test_a_clients_key_is_rotated(guarded: Fleet, keys: Keys, tmp_path: Path) -> None:

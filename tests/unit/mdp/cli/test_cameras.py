@@ -22,6 +22,7 @@ def test_accuracies_of_several_cameras_are_of_scenes(tmp_path: Path) -> None:
     [
         ("frame 7, 2000 ms old", True),
         ("frame 7, 40 ms old; being recorded; 3 could not be read", True),
+        ("frame 7, 40 ms old; being recorded; masked", True),
         ("frame 7, 2001 ms old", False),
         ("frame 7, 40 ms old; the same picture for 10 s and more: frozen?", False),
         ("no frame yet; camera:0: cannot be opened", False),

@@ -1,6 +1,8 @@
 """Output and files of `mdp watch` for a look."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,34 @@ def test_json_lines_hold_whole_answers(tmp_path: Path) -> None:
     answer, failed = map(json.loads, file.read_text().splitlines())
     assert answer == {"time": NOW, **SEEN.to_dict()}
     assert (failed["error"], failed["outcomes"]["beta"]) == ("no device can answer", "unreachable")
+
+
+def test_a_line_that_a_killed_command_tore_spoils_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "seen.jsonl"
+    file.write_bytes(b'{"time":')
+    with answer_writer(file, COLUMNS) as write:
+        write(facts(NOW, NOBODY))
+    torn, whole = file.read_text().splitlines()
+    assert torn == '{"time":'
+    assert json.loads(whole)["error"] == "no device can answer"
+
+
+def test_a_line_that_fits_in_part_is_not_written(tmp_path: Path) -> None:
+    """Some file systems write what still fits on a full disk."""
+    file = tmp_path / "seen.jsonl"
+    with answer_writer(file, COLUMNS) as write:
+        write(facts(NOW, NOBODY))
+    size = file.stat().st_size
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, limits[1]))
+    try:
+        with answer_writer(file, COLUMNS) as write, pytest.raises(InputError, match="No space"):
+            write(facts(NOW, NOBODY))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert file.stat().st_size == size
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:

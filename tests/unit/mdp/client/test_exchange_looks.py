@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from mdp.client.questions import CameraQuestion
-from mdp.formats.bundle import Bundle
+from mdp.files import write_json
+from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.fusion.fuse import Contribution, FusionWeights
 from mdp.protocol.messages import Failure, FrameReply, FrameRequest, decode, logits_buffer
 from mdp.requests.capture import FrameInAnswer, FrameQuery, frame_query
@@ -23,6 +25,22 @@ from tests.support.faults.stage import with_cameras
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     folder = write_bundle(tmp_path / "bundle")
+    return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2), ("gamma/attic", 2)])
+
+
+def of_cameras(bundle: Path) -> Path:
+    """The bundle, measured on scenes of a camera for each sub-model."""
+    manifest = Bundle.open(bundle).manifest
+    parts = [replace(part, camera=part.device) for part in manifest.plan.assignments]
+    plan = replace(manifest.plan, assignments=parts)
+    write_json(bundle / MANIFEST, replace(manifest, plan=plan))
+    return bundle
+
+
+@pytest.fixture
+def cameras(tmp_path: Path) -> Desk:
+    """The same devices, each with a camera of its own."""
+    folder = of_cameras(write_bundle(tmp_path / "bundle"))
     return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2), ("gamma/attic", 2)])
 
 
@@ -195,20 +213,20 @@ def test_a_camera_that_disagrees_is_a_suspect_in_every_answer(
     assert said == {"gamma"}, "its agent is told"
 
 
-def test_frames_too_far_apart_are_not_fused_and_the_answer_says_it(desk: Desk) -> None:
-    look(desk)
-    third = gamma(looks(desk))
-    see(desk, "alpha", age_ms=40.0)
-    see(desk, "beta", age_ms=1840.0, label=0)
-    see(desk, third, age_ms=30.0)
-    answer = desk.prediction()
+def test_frames_too_far_apart_are_not_fused_and_the_answer_says_it(cameras: Desk) -> None:
+    look(cameras)
+    third = gamma(looks(cameras))
+    see(cameras, "alpha", age_ms=40.0)
+    see(cameras, "beta", age_ms=1840.0, label=0)
+    see(cameras, third, age_ms=30.0)
+    answer = cameras.prediction()
     assert answer.used == ("alpha", third)
     assert answer.missing == {
         "beta": "apart: its frame is 1810 ms older than the newest in the answer: expected at "
         "most 500 ms"
     }
     assert answer.missing_codes == {"beta": "apart"}
-    assert answer.expected_accuracy == desk.bundle.expected_accuracy((0, 2), "stacked")
+    assert answer.expected_accuracy == cameras.bundle.expected_accuracy((0, 2), "stacked")
     assert answer.frame_spread_ms == pytest.approx(10.0)
 
 
@@ -241,30 +259,48 @@ def test_a_first_stage_that_is_left_out_is_not_worth_a_whole_cascade(tmp_path: P
 
 @pytest.mark.parametrize("why", ["frozen", "disagrees"])
 def test_what_an_agent_says_of_its_camera_is_a_suspicion_as_long_as_it_says_so(
-    desk: Desk, why: str
+    cameras: Desk, why: str
 ) -> None:
-    whole = desk.bundle.expected_accuracy((0, 1, 2), "stacked")
+    whole = cameras.bundle.expected_accuracy((0, 1, 2), "stacked")
     for doubted in (True, True, False):
-        look(desk)
-        asked = looks(desk)
+        look(cameras)
+        asked = looks(cameras)
         assert not any(ask.suspect for ask in asked.values()), "it is not said back"
         for device, ask in asked.items():
             said = doubted and device == "beta"
             see(
-                desk, device, request_id=ask.request_id,
+                cameras, device, request_id=ask.request_id,
                 frozen=said and why == "frozen", suspected=said and why == "disagrees",
             )  # fmt: skip
         told = {"beta": why} if doubted else {}
-        answer = desk.prediction()
-        assert answer.suspects == desk.dispatcher.suspects == told
+        answer = cameras.prediction()
+        assert answer.suspects == cameras.dispatcher.suspects == told
         # It was measured with cameras that see what they should.
         assert (answer.uses_suspect, answer.expected_accuracy) == (
             (True, None) if doubted else (False, whole)
         )
 
 
+def test_several_views_are_not_worth_what_one_picture_was_measured_to_be(desk: Desk) -> None:
+    """A bundle of single pictures was never measured with a view for each device."""
+    look(desk)
+    third = gamma(looks(desk))
+    for device in ("alpha", "beta", third):
+        see(desk, device)
+    together = desk.prediction()
+    assert (together.used, together.expected_accuracy) == (("alpha", "beta", third), None)
+    alone = Desk(desk.bundle.path, [("alpha", 0)])
+    look(alone)
+    see(alone, "alpha")
+    expected = desk.bundle.expected_accuracy((0,), "stacked")
+    assert expected is not None
+    assert alone.prediction().expected_accuracy == expected
+
+
 def test_rejected_items_were_measured_without_suspects(tmp_path: Path) -> None:
-    desk = Desk(with_novelty(write_bundle(tmp_path / "bundle")), [("alpha", 0), ("beta", 1)])
+    desk = Desk(
+        of_cameras(with_novelty(write_bundle(tmp_path / "bundle"))), [("alpha", 0), ("beta", 1)]
+    )
     for doubted in (True, False):
         look(desk)
         for device, ask in looks(desk).items():
@@ -274,20 +310,20 @@ def test_rejected_items_were_measured_without_suspects(tmp_path: Path) -> None:
         assert answer.known_rejected == (None if doubted else 0.03)
 
 
-def test_an_answer_without_the_suspect_is_worth_what_was_measured(desk: Desk) -> None:
-    look(desk)
-    third = gamma(looks(desk))
-    see(desk, "alpha")
-    see(desk, "beta", age_ms=1840.0, frozen=True)
-    see(desk, third)
-    answer = desk.prediction()
+def test_an_answer_without_the_suspect_is_worth_what_was_measured(cameras: Desk) -> None:
+    look(cameras)
+    third = gamma(looks(cameras))
+    see(cameras, "alpha")
+    see(cameras, "beta", age_ms=1840.0, frozen=True)
+    see(cameras, third)
+    answer = cameras.prediction()
     assert answer.used == ("alpha", third)
-    assert answer.expected_accuracy == desk.bundle.expected_accuracy((0, 2), "stacked")
+    assert answer.expected_accuracy == cameras.bundle.expected_accuracy((0, 2), "stacked")
 
 
 @pytest.fixture
 def inspecting(tmp_path: Path) -> Desk:
-    folder = with_anomaly(write_bundle(tmp_path / "bundle"))
+    folder = of_cameras(with_anomaly(write_bundle(tmp_path / "bundle")))
     return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2)])
 
 
