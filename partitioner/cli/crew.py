@@ -1,5 +1,6 @@
 """`mdp-partition crew`: train on the owner's own devices together."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from mdp import console
 from mdp.errors import InputError, PlanRefused
+from mdp.files import NAME, NAME_FORM
 from mdp.formats.plan import read_plan
 from mdp.logs import quiet_libraries
 from partitioner.cli.common import JsonOption, interruptible, prepare, say
@@ -70,6 +72,11 @@ def probe(
         names, folder = [name, *trainers], CrewFolder(crew)
         if len(set(names)) < len(names):
             raise InputError(f"--trainers: expected names that differ, got {', '.join(names)}")
+        for one in names:
+            # As the file of facts has to have them.
+            if re.match(NAME, one) is None:
+                option = "--name" if one == name else "--trainers"
+                raise InputError(f"{option} {one}: expected {NAME_FORM}")
         address = text_of(*parse_address(listen))
         chosen = read_plan(plan)
         chosen.require_teacher()

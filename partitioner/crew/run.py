@@ -434,7 +434,8 @@ def join(
         stack.enter_context(closing(control))
         files: Files = TrainerFiles(control)
         begin = begin_of(address, control.describe())
-        if name not in begin.names:
+        # The first one is the coordinator itself.
+        if name not in begin.names[1:]:
             known = ", ".join(begin.names[1:])
             raise InputError(f"--name: expected a trainer of the plan ({known}), got {name!r}")
         data_of = begin.settings.data

@@ -64,6 +64,8 @@ class MembershipMachine:
                 f"pictures, settings or version of {name} differ from the coordinator's: "
                 f"{expected}",
             )
+        if self.living.get(0) == name:
+            return self._refuse(rank, f"{name} is the coordinator: expected a trainer of the plan")
         actions: list[AnyAction] = []
         for other in [other for other, taken in self.living.items() if taken == name]:
             actions += self._leave(other, now_s)

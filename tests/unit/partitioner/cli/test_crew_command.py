@@ -67,6 +67,9 @@ def test_a_key_that_is_missing_or_empty(folder: Path, run: Run) -> None:
 def test_names_that_repeat(folder: Path, run: Run) -> None:
     probe = ["crew", "probe", *OF_CREW, "--listen", "127.0.0.1:1", "--trainers", "nuc", "nuc"]
     assert "--trainers: expected names that differ" in error_line(run(*probe))
+    assert "--trainers Tower: expected 1 to 64 of a-z" in error_line(run(*probe[:-2], "Tower"))
+    named = run(*probe[:-2], "nuc", "--name", "Desktop")
+    assert "--name Desktop: expected 1 to 64 of a-z" in error_line(named)
 
 
 @pytest.mark.parametrize("command", [["crew", "plan"], SIMULATE, TRAIN, TUNE])

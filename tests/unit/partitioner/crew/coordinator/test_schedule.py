@@ -304,6 +304,9 @@ def test_who_takes_part() -> None:
         Accepted(rank=4, network=""),
     ]
     assert networks["member-1"].members == {}
+    # That of the coordinator, which leads all others, is nobody else's.
+    reason = "coordinator is the coordinator: expected a trainer of the plan"
+    assert join(5, "coordinator") == [Refused(rank=5, network="", reason=reason)]
     reason = "coordinator is not in the crew of member-1"
     refused = machine.handle(Waiting(rank=0, network="member-1", pictures=0))
     assert refused == [Refused(rank=0, network="", reason=reason)]
