@@ -84,7 +84,7 @@ def test_builds_are_beside_the_scenes_however_these_are_named(
     (scenes / "bolt").mkdir(parents=True)
     builds = tmp_path / "scenes.builds"
     monkeypatch.chdir(scenes)
-    for there in (scenes, Path(".")):
+    for there in (scenes, Path()):
         assert TeachOptions(fleet=tmp_path, scenes=there).builds == builds
     monkeypatch.chdir(scenes / "bolt")
     assert TeachOptions(fleet=tmp_path, scenes=Path("..")).builds == builds
