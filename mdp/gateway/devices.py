@@ -132,13 +132,17 @@ class Roll:
             device = self.devices.get(status.device)
             if device is None:
                 continue
+            was_usable = device.usable
             device.state, device.usable, device.reason = status.state, status.usable, status.reason
             device.source, device.counts = status.source, status.counts
             device.suspect = status.suspect
             device.queued, device.temperature_c = status.queued, status.temperature_c
             device.provider = status.provider or device.provider
-            fault = "" if status.usable else f"{status.state}: {status.reason}".rstrip(": ")
-            self._fault(device, fault, now_s)
+            if not status.usable:
+                self._fault(device, f"{status.state}: {status.reason}".rstrip(": "), now_s)
+            elif not was_usable:
+                self._fault(device, "", now_s)
+            # That it was late, say, ends with its next answer.
 
     def take_over(self, former: "Roll") -> None:
         """Go on after `former`: its faults, and what it has switched off, if that is not all."""

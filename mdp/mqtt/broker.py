@@ -223,14 +223,19 @@ class Broker:
                 if not self._in_order:
                     return
                 topic, payload = self._in_order.popleft()
-            self._unconfirmed.append(self._client.publish(topic, payload, qos=1))
+            sent = self._client.publish(topic, payload, qos=1)
+            if sent.rc != MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+                # Where the connection was lost in the middle, paho keeps the message and sends it
+                # again, but its state would raise for ever.
+                sent.rc = MQTTErrorCode.MQTT_ERR_SUCCESS
+            self._unconfirmed.append(sent)
 
     def _leave(self) -> None:
         if not self._is_up:
             return
         self.publish(*self._will, retain=True)
         until_s = time.monotonic() + _ENDING_S
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             while self._turn() and time.monotonic() < until_s:
                 waits = self._waiting or self._in_order or self._unconfirmed
                 if not self._client.want_write() and not waits:

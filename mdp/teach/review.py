@@ -170,13 +170,18 @@ class Review:
             raise GoneError(f"{name}: is not there any more") from error
 
     def _claim(self, name: str) -> Path:
-        """Rename an item's folder, so that nobody else moves or reads it; raises GoneError."""
+        """Rename an item's folder, so that nobody else moves or reads it.
+
+        Raises GoneError, and InputError where the folder may not be written.
+        """
         _check_name(name)
         claimed = self._kept / f"{_CLAIMED}{name}"
         try:
             (self._kept / name).rename(claimed)
-        except OSError as error:
+        except FileNotFoundError as error:
             raise GoneError(f"{name}: was put right already, or is not there any more") from error
+        except OSError as error:
+            raise InputError(f"{name}: cannot be moved: {error.strerror}") from error
         return claimed
 
 

@@ -69,7 +69,10 @@ class TeachOptions:
     @property
     def builds(self) -> Path:
         """Folder that bundles are written to."""
-        return self.scenes.with_name(f"{self.scenes.resolve().name}.builds")
+        resolved = self.scenes.resolve()
+        # `.` and `..` say no name.
+        place = resolved if self.scenes.name in ("", "..") else self.scenes
+        return place.with_name(f"{resolved.name}.builds")
 
 
 class BuildRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -65,6 +65,9 @@ def test_a_late_device_is_a_fault_until_it_is_in_an_answer(roll: Roll) -> None:
     roll.on_statuses([status(name) for name in DEVICES], 1.0)
     for now_s in (2.0, 3.0):
         roll.on_answer(answer("alpha", "beta", gamma="late"), now_s)
+        # It says of itself that all is well.
+        roll.on_statuses([status(name) for name in DEVICES], now_s + 0.5)
+        assert roll.devices["gamma"].fault == "late"
     roll.on_answer(answer(*DEVICES), 4.0)
     assert [(f.at_s, f.what) for f in roll.faults] == [(2.0, "late"), (4.0, "back after late")]
 

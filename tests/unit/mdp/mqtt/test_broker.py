@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from paho.mqtt.client import MQTTMessage
+from paho.mqtt.enums import MQTTErrorCode
 
 from mdp.errors import ConfigError
 from mdp.mqtt.broker import MOST_IN_ORDER, MOST_UNCONFIRMED, Broker, Place
@@ -48,6 +49,7 @@ class Sent:
     def __init__(self) -> None:
         self.messages: list[tuple[str, str, int]] = []
         self.confirmed = 0
+        self.state = MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def want_write(self) -> bool:
         return False
@@ -62,8 +64,12 @@ class Info:
 
     def __init__(self, sent: Sent, number: int) -> None:
         self._sent, self._number = sent, number
+        self.rc = sent.state
 
     def is_published(self) -> bool:
+        # As paho's does, whatever becomes of the message.
+        if self.rc > 0:
+            raise RuntimeError(f"Message publish failed: {self.rc}")
         return self._number <= self._sent.confirmed
 
 
@@ -78,6 +84,22 @@ def test_messages_in_order_are_sent_as_far_as_they_are_confirmed() -> None:
         sent.confirmed = len(sent.messages)
         kept._send_in_order()
     assert sent.messages == [("items", str(number), 1) for number in range(50)]
+
+
+def test_messages_that_a_break_met_are_waited_for_like_others() -> None:
+    """paho sends them again once it is connected."""
+    kept, sent = broker(), Sent()
+    kept._client = sent  # type: ignore[assignment]
+    kept.append("items", "1")
+    sent.state = MQTTErrorCode.MQTT_ERR_CONN_LOST
+    kept._send_in_order()
+    sent.state = MQTTErrorCode.MQTT_ERR_SUCCESS
+    kept.append("items", "2")
+    kept._send_in_order()
+    assert [payload for _, payload, _ in sent.messages] == ["1", "2"]
+    sent.confirmed = 2
+    kept._send_in_order()
+    assert kept._unconfirmed == []
 
 
 def test_of_too_many_messages_in_order_the_oldest_are_dropped() -> None:

@@ -112,6 +112,21 @@ def test_what_cannot_be_written_leaves_the_item(tmp_path: Path) -> None:
     assert [item.folder.name for item in review.items()] == ["17"]
 
 
+def test_a_folder_that_may_not_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path / "kept")
+    review = Review(tmp_path / "kept", tmp_path / "scenes")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    for move in (lambda: review.put_right("17", "bolt"), lambda: review.discard("17")):
+        with pytest.raises(InputError, match=r"^17: cannot be moved: Permission denied"):
+            move()
+
+
 def test_an_item_is_moved_once(tmp_path: Path) -> None:
     keep(tmp_path / "kept")
     one, other = (Review(tmp_path / "kept", tmp_path / "scenes") for _ in range(2))

@@ -77,6 +77,19 @@ def test_a_bundle_of_several_labels_under_a_page_that_runs(tmp_path: Path) -> No
     assert not (tmp_path / "scenes").exists()
 
 
+def test_builds_are_beside_the_scenes_however_these_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenes = tmp_path / "scenes"
+    (scenes / "bolt").mkdir(parents=True)
+    builds = tmp_path / "scenes.builds"
+    monkeypatch.chdir(scenes)
+    for there in (scenes, Path()):
+        assert TeachOptions(fleet=tmp_path, scenes=there).builds == builds
+    monkeypatch.chdir(scenes / "bolt")
+    assert TeachOptions(fleet=tmp_path, scenes=Path("..")).builds == builds
+
+
 def test_settings_of_builds_have_one_label(tmp_path: Path) -> None:
     config = tmp_path / "build.toml"
     wanted = replace(options(tmp_path, several=False), config=config)
