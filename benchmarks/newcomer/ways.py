@@ -47,7 +47,7 @@ class Way:
 
     @property
     def commands(self) -> int:
-        """What a newcomer types: commands over several lines count once.
+        """Number of commands to type; one over several lines counts once.
 
         `make` installs an environment by itself; here that is asked for apart, to be timed.
         """

@@ -65,7 +65,7 @@ class MembershipMachine:
                 f"{expected}",
             )
         if self.living.get(0) == name:
-            return self._refuse(rank, f"{name} is the coordinator: expected a trainer of the plan")
+            return self._refuse(rank, f"{name} is the coordinator's name: expected a trainer's")
         actions: list[AnyAction] = []
         for other in [other for other, taken in self.living.items() if taken == name]:
             actions += self._leave(other, now_s)

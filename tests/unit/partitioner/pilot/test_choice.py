@@ -122,7 +122,6 @@ def test_devices_of_one_camera_have_different_networks_and_those_of_others_the_b
             allowed, lambda _, row: by_row[row], TARGETS, some, networks=names, cameras=cameras
         )
         assert {choice.rows["front-1"], choice.rows["front-2"]} == {0, 1}
-        assert choice.rows["side"] in {0, 1}
     assert choice.rows["side"] == choice.rows["front-1"]
 
 

@@ -305,7 +305,7 @@ def test_who_takes_part() -> None:
     ]
     assert networks["member-1"].members == {}
     # That of the coordinator, which leads all others, is nobody else's.
-    reason = "coordinator is the coordinator: expected a trainer of the plan"
+    reason = "coordinator is the coordinator's name: expected a trainer's"
     assert join(5, "coordinator") == [Refused(rank=5, network="", reason=reason)]
     reason = "coordinator is not in the crew of member-1"
     refused = machine.handle(Waiting(rank=0, network="member-1", pictures=0))
