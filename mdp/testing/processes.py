@@ -16,6 +16,8 @@ from mdp.closing import Closing
 #: Seconds, long enough for a busy machine; nothing waits so long unless it fails.
 PATIENCE_S = 60.0
 _LAST_LINES = 3
+#: Characters of a log that are read.
+MOST_OF_LOG = 2**20
 
 
 def until(reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -104,8 +106,12 @@ class LineProcess(Closing):
 
     @property
     def stderr(self) -> str:
-        """The text that it has written to `log` so far; empty without one."""
-        return "" if self._log is None else self._log.read_text(errors="replace")
+        """The text that it has written to `log`, at most `MOST_OF_LOG`; empty without one."""
+        if self._log is None:
+            return ""
+        # A device as a log, /dev/full say, has no end.
+        with self._log.open(errors="replace") as log:
+            return log.read(MOST_OF_LOG)
 
     def line(self, expected: str = "a line", timeout_s: float | None = None) -> str:
         """Its next line without the line's end; `expected` says in messages what it should be."""
