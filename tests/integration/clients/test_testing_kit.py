@@ -12,6 +12,7 @@ import mdp
 from mdp.protocol.messages import Failure
 from mdp.testing import LineProcess, fake_fleet
 from mdp.testing.bundles import colour_model
+from mdp.testing.processes import MOST_OF_LOG
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, ROOT
 
@@ -25,6 +26,18 @@ PICTURE = np.zeros((40, 40, 3), dtype=np.uint8)
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_page_s_examples_hold(number: int) -> None:
     exec(compile(BLOCKS[number], f"{PAGE.name}, example {number}", "exec"), {})
+
+
+def test_of_a_log_without_an_end_a_part_is_read(tmp_path: Path) -> None:
+    """/dev/full, which a test may log to, gives zeros for ever."""
+    log = tmp_path / "log"
+    log.symlink_to("/dev/full")
+    with (
+        LineProcess("program", [sys.executable, "-c", ""], log) as process,
+        pytest.raises(AssertionError, match="program: expected a line, ended with 0"),
+    ):
+        process.line()
+    assert len(process.stderr) == MOST_OF_LOG
 
 
 def test_a_model_made_without_onnx_is_what_onnx_would_write() -> None:
