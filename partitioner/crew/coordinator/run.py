@@ -62,9 +62,13 @@ class CrewRun:
         if isinstance(event, Made):
             if event.rank not in self._machine.living:
                 return []
+            ended: list[AnyAction] = []
             if event.said:
                 self.said.setdefault(event.network, event.said)
-            return self._begin(self._jobs.handle(event))
+                # One that joined as the others stopped early would wait for them.
+                if (schedule := self._networks.get(event.network)) is not None:
+                    ended = schedule.end(f"{event.network} is trained")
+            return ended + self._begin(self._jobs.handle(event))
         before = dict(self._machine.living)
         actions = self._machine.handle(event, now_s)
         living = self._machine.living

@@ -292,6 +292,10 @@ class RoundSchedule(ABC):
         told = GoOn(rank=0, network=self.network, seq=self._seq, epoch=self.epoch)
         return [replace(told, rank=rank, claims=given) for rank, given in claims.items()]
 
+    def end(self, reason: str) -> list[AnyAction]:
+        """End a network for a reason, unless it has ended: who trains it or waits is refused."""
+        return [] if self.ended else self._end(reason)
+
     def _end(self, reason: str) -> list[AnyAction]:
         self.ended = reason
         told: list[AnyAction] = [self._refusal(rank) for rank in self.members]

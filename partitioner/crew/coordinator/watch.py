@@ -31,6 +31,9 @@ class _Watched:
     began_s: float | None = None
     owes_s: float | None = None
     finished: bool = False
+    #: The network that it trains, and the epoch that it was last told to go on with.
+    network: str = ""
+    epoch: int = 0
 
 
 class Watch:
@@ -83,7 +86,14 @@ class Watch:
             return
         if isinstance(action, Meet) and not action.background:
             watched.owes_s = now_s + self.meeting_s + self.slack_s
-        elif isinstance(action, Meet | Commit | GoOn) and not watched.finished:
+            return
+        if isinstance(action, Commit | GoOn):
+            if action.network != watched.network:
+                watched.network, watched.epoch = action.network, 0
+            # Who rests as its round was closed, not behind the last batch, ends the epoch too.
+            watched.finished |= action.epoch > watched.epoch
+            watched.epoch = action.epoch
+        if isinstance(action, Meet | Commit | GoOn) and not watched.finished:
             self._trains(watched, now_s)
 
     def _trains(self, watched: _Watched, now_s: float) -> None:

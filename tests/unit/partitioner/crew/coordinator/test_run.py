@@ -116,6 +116,19 @@ def test_a_crew_begins_anew_where_all_were_lost_and_nobody_is_free() -> None:
     assert Commit(rank=2, network="member-0", seq=1, epoch=0) in entered
 
 
+def test_who_joins_as_the_others_stop_early_does_not_wait_for_them() -> None:
+    run = new_run()
+    told(run, join(0, "coordinator"), join(1, "tower"))
+    entered = met(run, Waiting(rank=0, network="member-0", pictures=0))
+    entered += met(run, Waiting(rank=1, network="member-0", pictures=0))
+    assert {a.rank for a in entered if isinstance(a, Commit)} == {0}
+    # Trainer 0 stops before the last epoch, and trainer 1 waits for a mean with it.
+    actions = told(run, Made(rank=0, network="member-0", said="{}"))
+    assert Refused(rank=1, network="member-0", reason="member-0 is trained") in actions
+    told(run, Made(rank=1, network="member-0"))
+    assert told(run, join(2, "nuc"))[-1] == Start(rank=2, network="member-1", alone=True)
+
+
 def whole_run() -> CrewRun:
     machine = MembershipMachine("d", {job.name: job.by for job in JOBS}, {})
     schedule = LocalSgdSchedule("member-0", RoundLengths(4, 2, 1))

@@ -62,6 +62,19 @@ def test_a_meeting_has_the_timeout_of_its_group_and_the_end_of_an_epoch_none() -
     assert lost_at(watch, 5.0, 3600.0) == 0.0
 
 
+def test_who_closed_its_round_before_the_last_batch_may_validate_as_long_as_the_others() -> None:
+    watch = watched()
+    watch.on_event(ready(1), 4.0)
+    watch.on_event(Waiting(rank=1, network=NET, pictures=1), 5.0)
+    watch.on_action(Commit(rank=1, network=NET, seq=2, epoch=1), 6.0)
+    assert lost_at(watch, 5.0, 3600.0) == 0.0
+    # Within an epoch the next step is owed: 3 x 4 s + 10 s.
+    watch.on_event(ready(1), 3600.0)
+    watch.on_event(Waiting(rank=1, network=NET, pictures=1), 3601.0)
+    watch.on_action(Commit(rank=1, network=NET, seq=3, epoch=1), 3601.0)
+    assert lost_at(watch, 3601.0, 3700.0) == 3624.0
+
+
 def test_in_the_background_a_step_may_take_longer_than_the_meeting() -> None:
     watch = watched()
     watch.on_event(ready(1), 50.0)
