@@ -76,7 +76,12 @@ class Ready(TrainerReport, frozen=True, tag="ready"):
 
 
 class Waiting(TrainerReport, frozen=True, tag="waiting"):
-    """A trainer has closed its round and waits to meet, with `pictures` since the last mean."""
+    """A trainer has closed its round and waits to meet, with `pictures` since the last mean.
+
+    One that enters says with how many epochs behind it, by its checkpoint.
+    """
+
+    epoch: Count = 0
 
 
 class Finished(TrainerReport, frozen=True, tag="finished"):

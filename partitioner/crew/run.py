@@ -83,7 +83,6 @@ from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Settings, TrainingConfig
-from partitioner.training.checkpoint import epochs_of
 from partitioner.training.context import TrainingContext
 from partitioner.training.members import twins
 from partitioner.training.world import world
@@ -327,12 +326,10 @@ def _schedule(
     pictures = range(len(work.singles.train))[kind.rows(work)]
     trainers = len(sync.by or facts.names)
     batches = trainers * math.ceil(len(pictures) / schedule.batch_size)
-    # The coordinator, whose rank is lowest, gives what it has reached before.
-    epoch = epochs_of(work.run.checkpoint(network)) if 0 in members else 0
     every, epochs, period = sync.round_pictures, schedule.epochs, None
     if sync.period == "grows":
         period = growing_period(every, epochs * batches)
-    lengths = RoundLengths(every, batches, epochs, epoch, period)
+    lengths = RoundLengths(every, batches, epochs, period)
     meet = sync.meet
     if isinstance(meet, ShuffledGroups):
         sites = {name: site[0] for site in facts.sites for name in site}

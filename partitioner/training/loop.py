@@ -206,6 +206,9 @@ def _train(
     begin = stage.sync.begin(len(curve))
     # Epochs that others trained: they count as none of the best.
     curve += [{} for _ in range(begin - len(curve))]
+    if begin < len(curve):  # others have begun again from an earlier one
+        del curve[begin:]
+        state.best = None
     with progress.task(
         stage.name,
         epochs * per_epoch,

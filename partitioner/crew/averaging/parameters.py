@@ -196,7 +196,7 @@ class Rounds:
         """Enter: receive the network from those that have it."""
         self._epoch = epoch
         self._trainer.report(
-            Waiting(rank=self._trainer.rank, network=self._network, pictures=0, since=0)
+            Waiting(rank=self._trainer.rank, network=self._network, pictures=0, epoch=epoch)
         )
         self._rest()
         self._entered, self._behind = True, self._epoch > epoch

@@ -21,8 +21,6 @@ class RoundLengths:
     #: Batches of an epoch, of all trainers.
     batches: int
     epochs: int
-    #: Epochs that were trained before.
-    epoch: int = 0
     #: Pictures of a round, after so many batches of all epochs.
     period: Period | None = None
 

@@ -43,6 +43,8 @@ _LONGER, _LONGEST = 2, 1.5
 class ScheduledTrainer:
     """A trainer as its schedule sees it."""
 
+    #: Epochs that it had behind it as it entered, by its checkpoint.
+    epoch: int = 0
     #: The number of the last Commit or GoOn that it was told.
     since: int = 0
     pictures: int = 0
@@ -82,13 +84,12 @@ class RoundSchedule(ABC):
 
     Meetings are held by rank, so that several may be under way, each with members of its own. A
     round of all closes when none is. The first meeting waits for those that are `expected`: of them
-    the lowest rank gives its parameters.
+    the one with most epochs behind it gives its parameters, of equals the lowest rank, and the
+    training goes on with its epoch.
     """
 
-    def __init__(
-        self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
-    ) -> None:
-        self.network, self.epochs, self.epoch = network, epochs, epoch
+    def __init__(self, network: str, epochs: int, expected: Iterable[Rank] = ()) -> None:
+        self.network, self.epochs, self.epoch = network, epochs, 0
         self._expected = set(expected)
         #: Why nobody trains this network any more; empty: it is, or will be.
         self.ended = ""
@@ -123,7 +124,7 @@ class RoundSchedule(ABC):
                 if member.holds and rank not in self._meetings:
                     self._on_loss(rank)
             case Waiting(since=0) if member is None:
-                self.members[rank] = ScheduledTrainer()
+                self.members[rank] = ScheduledTrainer(epoch=event.epoch)
             case Ready() | Waiting() | Finished() if member:
                 if event.since != member.since or member.rests:
                     return []
@@ -261,7 +262,10 @@ class RoundSchedule(ABC):
     def _meet(self, weights: dict[Rank, float]) -> list[AnyAction]:
         """A group meets; where nobody has a weight, the first that may gives its parameters."""
         if not any(weights.values()):
-            weights[next(rank for rank in self._givers() if rank in weights)] = 1.0
+            giver = next(rank for rank in self._givers() if rank in weights)
+            weights[giver] = 1.0
+            if not self._started:
+                self.epoch = self.members[giver].epoch
         self._seq += 1
         background, whole = self._begin_background(weights), self._is_whole()
         self._meetings |= dict.fromkeys(
@@ -311,8 +315,11 @@ class RoundSchedule(ABC):
 
     def _givers(self) -> list[Rank]:
         """Trainers that may give their parameters to all: before the first mean, anybody may."""
-        ranks = self._holders() if self._started else sorted(self.members)
+        ranks = self._holders() if self._started else self._by_epoch()
         return [rank for rank in ranks if not self.members[rank].blamed]
+
+    def _by_epoch(self) -> list[Rank]:
+        return sorted(self.members, key=lambda rank: (-self.members[rank].epoch, rank))
 
     def _holders(self) -> list[Rank]:
         return sorted(rank for rank, member in self.members.items() if member.holds)
@@ -383,7 +390,7 @@ class LocalSgdSchedule(RoundSchedule):
         *,
         background: bool = False,
     ) -> None:
-        super().__init__(network, lengths.epochs, lengths.epoch, expected)
+        super().__init__(network, lengths.epochs, expected)
         self.batches = lengths.batches
         self._period = lengths.period or constant_period(lengths.every_pictures)
         self._background = background
@@ -478,10 +485,8 @@ class SynchronousSchedule(RoundSchedule):
     the living are the next generation. Newcomers enter with it, or at the end of an epoch.
     """
 
-    def __init__(
-        self, network: str, epochs: int, epoch: int = 0, expected: Iterable[Rank] = ()
-    ) -> None:
-        super().__init__(network, epochs, epoch, expected)
+    def __init__(self, network: str, epochs: int, expected: Iterable[Rank] = ()) -> None:
+        super().__init__(network, epochs, expected)
         self._reduced = False
 
     def _due(self) -> bool:

@@ -241,7 +241,8 @@ class Worker:
         ):  # an outcome that the coordinator lacks: the others wait for this trainer
             self._drop(kind)
         if self._crews.plan.of(job).what == "parameters":
-            if not self._is_coordinator:  # the coordinator gives what it has reached
+            if not self._is_coordinator and self._crews.has_coordinator(job):
+                # The coordinator gives what it has reached.
                 checkpoint.unlink(missing_ok=True)
             kind.train(replace(self._work, sync_of=self._crews.rounds), self._context)
             return

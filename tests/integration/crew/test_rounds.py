@@ -1,8 +1,10 @@
 """Rounds of trainers in threads: weights, lossy codecs, numbers that are not finite."""
 
+import io
 import threading
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
@@ -33,7 +35,11 @@ from partitioner.crew.messages import (  # noqa: E402
     Ready,
     Waiting,
 )  # fmt: skip
+from partitioner.run.curves import Curve  # noqa: E402
+from partitioner.run.progress import Progress  # noqa: E402
+from partitioner.training.loop import fit  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
+from tests.support.models.fitted import PICTURES, Net, plain, stage  # noqa: E402
 
 pytestmark = pytest.mark.torch
 TWO_PHASE = Means(route="two_phase")
@@ -522,6 +528,34 @@ def test_moments_are_averaged_on_demand(every: int) -> None:
     for rank, moment in enumerate(found):
         expected = 0.001 * (2 if every else rank + 1)
         assert moment.flatten().tolist() == pytest.approx([expected] * 6)
+
+
+def test_rounds_go_on_after_the_epochs_of_the_one_that_has_most(tmp_path: Path) -> None:
+    for rank in range(TRAINERS):
+        (tmp_path / str(rank)).mkdir()
+    begun = Net()
+    first = fit(begun, stage(tmp_path / "1", epochs=2), plain, Progress(io.StringIO()))
+    batches = TRAINERS * -(-PICTURES // 8)
+    schedule = LocalSgdSchedule("net", RoundLengths(8, batches, 4), expected=range(TRAINERS))
+    coordinator, store = Coordinator(8, schedule=schedule), HashStore()
+
+    def run(rank: int) -> tuple[Tensor, Curve]:
+        module = Net()
+        sync = Rounds(
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=True,
+            means=TWO_PHASE, codec_of=lambda name: "fp32",
+        )  # fmt: skip
+        curve = fit(module, stage(tmp_path / str(rank), sync=sync), plain, Progress(io.StringIO()))
+        return torch.cat([value.flatten() for value in module.state_dict().values()]), curve
+
+    found = in_threads(TRAINERS, run)
+    assert (schedule.epoch, schedule.ended) == (4, "net is trained")
+    assert set(coordinator.counters) == {"cursor/net/2", "cursor/net/3"}
+    for weights, _ in found[1:]:
+        assert torch.equal(weights, found[0][0])
+    before = [curve[:2] for _, curve in found]
+    assert before == [[{}, {}], first, [{}, {}]]
+    assert {len(curve) for _, curve in found} == {4}
 
 
 @pytest.mark.parametrize(("codec", "stride"), [("int8", 1), ("fp32", 3), ("top4", 3)])

@@ -93,6 +93,25 @@ def test_a_round_ends_by_the_pictures_of_all_together() -> None:
     assert crew.claims.committed == {0, 1, 2, 3}
 
 
+def test_a_crew_goes_on_with_the_one_that_has_most_epochs_behind_it() -> None:
+    crew = LocalSgdSchedule(NET, RoundLengths(8, 100, epochs=6), expected=range(4))
+    for rank, epoch in enumerate((0, 3, 5)):
+        entering = Waiting(rank=rank, network=NET, pictures=0, epoch=epoch)
+        assert told(crew, entering) == []
+    entering = Waiting(rank=3, network=NET, pictures=0, epoch=5)
+    assert met(told(crew, entering)) == (1, {0: 0.0, 1: 0.0, 2: 1.0, 3: 0.0})
+    # The first that has most is lost as it gives: the next one does.
+    gone = Gone(rank=2)
+    assert told(crew, failed(0, 1), failed(1, 1), failed(3, 1)) == []
+    assert met(told(crew, gone)) == (2, {0: 0.0, 1: 0.0, 3: 1.0})
+    committed = told(crew, done(0, 2), done(1, 2), done(3, 2))
+    assert committed == [Commit(rank=rank, network=NET, seq=2, epoch=5) for rank in (0, 1, 3)]
+    # Who comes later with more behind it has what the others have from then on.
+    late = Waiting(rank=4, network=NET, pictures=0, epoch=6)
+    assert {type(action) for action in told(crew, late)} == {Close}
+    assert crew.epoch == 5
+
+
 def test_members_are_told_that_a_mean_ends_the_epoch() -> None:
     crew = started(2, batches=3)
     told(crew, ready(0, 4, 2, 0), ready(1, 4, 2, 1), waiting(0, 4, 2))
