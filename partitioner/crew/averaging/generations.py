@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch.distributed import ProcessGroup
 
+from mdp.errors import TransferError
 from mdp.files import write_bytes
 from partitioner.crew.averaging.groups import TrainerGroups
 from partitioner.crew.averaging.parameters import CrewEnded
@@ -30,6 +31,9 @@ from partitioner.training.checkpoint import epochs_of
 from partitioner.training.distributed import Crew, StoppedElsewhere
 
 _POLL_S = 1.0
+#: Failures in a row with nobody lost and no epoch gained that end a training: it goes on over lines
+#: that break now and then, not over those that do not hold for an epoch.
+ATTEMPTS = 5
 
 
 def train_in_generations(
@@ -42,19 +46,28 @@ def train_in_generations(
     """Call `train` with the members of a generation until one of these ends well.
 
     `train` resumes from `checkpoint` and writes it after every epoch. Raises CrewEnded where the
-    schedule refuses this trainer, and the error of a training that fails with nobody lost.
+    schedule refuses this trainer, TransferError where lines between the members break again and
+    again, and the error of a training that fails for another reason with nobody lost.
     """
-    position, members = 0, tuple[int, ...]()
+    position, members, failures = 0, tuple[int, ...](), 0
     control.report(Waiting(rank=control.rank, network=network, pictures=0))
     while True:
         crew, these = _next_generation(network, control, groups, checkpoint)
         try:
             train(crew, these)
-        except (RuntimeError, StoppedElsewhere):  # of gloo, or of a member that ends with an error
+        except (RuntimeError, StoppedElsewhere) as error:
+            # Of gloo, or of a member that ends with an error.
             groups.drop(network, these)
             reached = epochs_of(checkpoint)
-            if these == members and reached == position:
+            failures = failures + 1 if (these, reached) == (members, position) else 1
+            if failures > 1 and "gloo" not in str(error):
                 raise
+            if failures == ATTEMPTS:
+                raise TransferError(
+                    f"{network}: connections between its trainers broke {ATTEMPTS} times in one "
+                    "epoch: start again when they hold, and the training goes on from the last epoch "
+                    "that ended"
+                ) from error
             position, members = reached, these
             control.report(Waiting(rank=control.rank, network=network, pictures=position))
             continue
