@@ -43,7 +43,7 @@ _BUCKETS = tuple(megabytes * 2**20 for megabytes in (1, 2, 5, 10, 25, 50))
 _SHARES: tuple[Literal["pace", "equal"], ...] = ("pace", "equal")
 _SHARDS: tuple[ShardSizes, ...] = ("equal", "link")
 #: Keys that are chosen; those which an entry may have beside them are kept.
-_CHOSEN = ("what", "every_pictures", "shares", "route", "shards", "codec", "bucket_bytes")
+_CHOSEN = ("what", "every_pictures", "when", "shares", "route", "shards", "codec", "bucket_bytes")
 _KEPT = ("name", "by", "step_size")
 
 
@@ -101,6 +101,8 @@ class Tried(Record, frozen=True, kw_only=True):
             said.append("shards by link")
         if sync.bucket_bytes is not None:
             said.append(f"buckets of {sync.bucket_bytes / 2**20:g} MiB")
+        if sync.when == "next_forward":
+            said.append("in the next forward pass")
         if sync.shares == "pace":
             said.append("shares by pace")
         if sync.what == "parameters":
@@ -161,7 +163,7 @@ def _predict(methods: Methods, network: NetworkWork, sync: NetworkSync) -> SyncC
 def _is_tunable(sync: NetworkSync) -> bool:
     """Tell whether an entry has no keys beside those that are chosen and those that are kept."""
     plain = NetworkSync(name=sync.name)
-    return all(
+    return sync.when != "background" and all(
         getattr(sync, key) == getattr(plain, key)
         for key in sync.__struct_fields__
         if key not in (*_CHOSEN, *_KEPT)
@@ -226,7 +228,8 @@ def _effect(
     )
     pictures = tuple(by_pace(paces, network.batch)) if gradients else ()
     shards = tuple(round(share, 3) for share in methods.links.shares(crew, sync.shards))
-    return sync.what, sync.codec, sync.way, sync.every_pictures, buckets, pictures, shards
+    ways = sync.what, sync.codec, sync.way, sync.when
+    return *ways, sync.every_pictures, buckets, pictures, shards
 
 
 def shortlist(found: Iterable[SyncCandidate], most: int = TRIALS) -> list[SyncCandidate]:

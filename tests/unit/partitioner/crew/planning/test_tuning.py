@@ -143,6 +143,23 @@ def test_an_entry_s_own_way_is_tried_whatever_is_predicted_of_it() -> None:
         assert seconds == sorted(seconds)
 
 
+def test_means_in_the_next_forward_pass_are_tried_beside_those_at_once() -> None:
+    facts, work = three(), Work(networks=(network("member-0"),))
+    own = NetworkSync(name="member-0", when="next_forward", shares="pace", bucket_bytes=25 * 2**20)
+    (alike,) = to_tune(SyncPlan(network=(own,)), facts, work, "exact")
+    assert {one.sync.when for one in alike.candidates} == {"at_once", "next_forward"}
+    halved = next(one.sync for one in alike.candidates if one.sync.when == "next_forward")
+    tried = Tried(
+        networks=("member-0",), predicted_s=1.0, measured_s=1.0, kept=True, sync=halved
+    )  # fmt: skip
+    assert "in the next forward pass" in tried.words
+    assert tuned_plan(SyncPlan(network=(own,)), [tried], facts, work).of("member-0") == halved
+    # What no candidate has is left as it is.
+    background = replace(own, what="parameters", when="background", shares="equal",
+                         bucket_bytes=None)  # fmt: skip
+    assert to_tune(SyncPlan(network=(background,)), facts, work) == []
+
+
 def test_networks_alike_are_tried_once_and_others_left() -> None:
     facts = three()
     given = (
