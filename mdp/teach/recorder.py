@@ -7,6 +7,7 @@ its owner that it is being recorded.
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -17,7 +18,7 @@ from mdp.client.base import Options
 from mdp.client.cameras import WITHIN_MS, FleetCameras
 from mdp.client.scenes import Scene, SceneFolder, Suspicions, Tally
 from mdp.errors import InputError, MDPError
-from mdp.formats.fleet import read_devices
+from mdp.formats.fleet import Fleet, read_devices
 from mdp.formats.mask import CameraMask
 from mdp.protocol.masking import MaskReply
 from mdp.protocol.recording import PICTURES_PER_S
@@ -95,6 +96,8 @@ class CameraRecorder:
         self._fleet, self._key, self._changed = fleet, key, changed
         self._lock = asyncio.Lock()
         self._cameras: FleetCameras | None = None
+        #: What it is connected to.
+        self._devices: Fleet | None = None
         self._used_s = 0.0
         self._idle: asyncio.Task[None] | None = None
         self._scene = Scene(pictures={}, missing={})
@@ -109,7 +112,17 @@ class CameraRecorder:
     async def _use(self, work: Callable[[FleetCameras], T]) -> T:
         """The outcome of `work`, in a thread, while nobody else uses the connection."""
         async with self._lock:
+            await self._follow()
             return await self._work(work)
+
+    async def _follow(self) -> None:
+        """Connect anew before the next work, where the fleet file has other devices by now."""
+        if self._cameras is None:
+            return
+        with suppress(MDPError):  # it is being edited: the cameras of the last good one
+            if await asyncio.to_thread(read_devices, self._fleet) != self._devices:
+                self._disconnect()
+                self._scene_s = float("-inf")
 
     async def _work(self, work: Callable[[FleetCameras], T]) -> T:
         if self._cameras is None:
@@ -124,7 +137,8 @@ class CameraRecorder:
 
     def _connect(self) -> FleetCameras:
         options = Options(fleet=self._fleet, key=self._key, timeout_s=CONNECT_S)
-        return FleetCameras(read_devices(self._fleet), options)
+        self._devices = read_devices(self._fleet)
+        return FleetCameras(self._devices, options)
 
     async def _close_when_idle(self) -> None:
         while (left_s := self._used_s + IDLE_S - time.monotonic()) > 0:
@@ -143,6 +157,7 @@ class CameraRecorder:
             return self._scene
         async with self._lock:
             if not self._is_fresh():
+                await self._follow()
                 scene = await self._work(lambda cameras: cameras.take(PREVIEW_SIDE))
                 self._keep(scene)
         return self._scene
@@ -244,6 +259,7 @@ class CameraRecorder:
                     )
                 )
 
+            await self._follow()
             await self._work(begin)
             while not self._stop:
                 taken = await self._work(lambda _: next(moments[0], None))

@@ -35,7 +35,8 @@ def class_folder(scenes: Path, label: str) -> SceneFolder:
 def count_classes(scenes: Path) -> list[TaughtClass]:
     """The classes in a folder of scenes by name; none where it does not exist.
 
-    Hidden folders, as of a scene that is being written, are left out.
+    Hidden folders, as of a scene that is being written, are left out, and those whose name is no
+    text that a page can show.
     """
     found = []
     for label in _folders(scenes):
@@ -47,7 +48,7 @@ def count_classes(scenes: Path) -> list[TaughtClass]:
                 cameras.update(
                     Path(name).stem.replace("+", "/")
                     for name in os.listdir(scenes / label / scene)  # noqa: PTH208
-                    if name.endswith(PICTURES) and not name.startswith(".")
+                    if name.endswith(PICTURES) and not name.startswith(".") and name.isprintable()
                 )
         found.append(
             TaughtClass(label=label, scenes=numbers, cameras=dict(sorted(cameras.items())))
@@ -76,7 +77,9 @@ def _folders(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return sorted(
-                entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and entry.name.isprintable() and entry.is_dir()
             )
     except OSError:
         return []

@@ -44,8 +44,10 @@ SERVED = "served.txt"
 WAITING = "good-items-wait"
 
 #: Classes, kept items, what is wrong with them, and of the served bundle its classes, its target in
-#: milliseconds and whether it has anomaly heads; how many good items there are.
-Scanned = tuple[list[TaughtClass], list[KeptItem], str, list[str], float | None, bool, int]
+#: milliseconds and whether it has anomaly heads; how many good items there are; the fleet's devices.
+Scanned = tuple[
+    list[TaughtClass], list[KeptItem], str, list[str], float | None, bool, int, list[str]
+]
 RolloutState = Literal["none", "pushing", "rolling back", "done", "failed"]
 
 
@@ -202,7 +204,7 @@ class FleetTeacher:
             if found != self._scanned:
                 self._scanned = found
                 self._classes, self._kept, self._problem, self._labels, self._target_ms = found[:5]
-                self._inspects, self._good = found[5:]
+                self._inspects, self._good, self.devices = found[5:]
                 self._wake()
 
     async def _look_around(self) -> Scanned:
@@ -216,7 +218,15 @@ class FleetTeacher:
             classes, kept, problem = self._classes, [], str(error)
         served = await asyncio.to_thread(self._read_served)
         good = await asyncio.to_thread(self._count_good)
-        return (classes, kept, problem, *served, good)
+        devices = await asyncio.to_thread(self._read_devices)
+        return (classes, kept, problem, *served, good, devices)
+
+    def _read_devices(self) -> list[str]:
+        """The devices of the fleet file; those of the last good one while it is edited."""
+        try:
+            return [entry.device for entry in read_devices(self.options.fleet).devices]
+        except MDPError:
+            return self.devices
 
     def _read_served(self) -> tuple[list[str], float | None, bool]:
         """The served bundle's classes, its plan's target in ms, and whether it has heads."""

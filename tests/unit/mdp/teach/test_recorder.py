@@ -10,6 +10,7 @@ import pytest
 
 from mdp.client.cameras import FleetCameras
 from mdp.client.scenes import Scene, SceneFolder
+from mdp.formats.fleet import read_devices
 from mdp.protocol.masking import MaskReply
 from mdp.teach.recorder import BusyError, CameraRecorder, RecordRequest
 from mdp.testing.processes import PATIENCE_S
@@ -100,3 +101,32 @@ def test_an_unforeseen_error_ends_a_recording(tmp_path: Path) -> None:
 
     recording: Any = play(tmp_path, use, ZeroDivisionError()).recording
     assert (recording.state, recording.error) == ("failed", "unforeseen error: the log says more")
+
+
+def test_another_fleet_file_is_connected_to_before_the_next_picture(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    entry = '[[devices]]\ndevice = "{0}"\naddress = "tcp://127.0.0.1:{1}"\nk = {2}\n'
+    entries = [entry.format(name, k + 1, k) for k, name in enumerate("ab")]
+    path.write_text('bundle = "bundle"\n' + "".join(entries))
+    connected: list[list[str]] = []
+
+    async def use() -> None:
+        recorder = CameraRecorder(path, None, lambda: None)
+
+        def connect() -> PlayedCameras:
+            recorder._devices = read_devices(path)
+            connected.append([one.device for one in recorder._devices.devices])
+            return PlayedCameras()
+
+        setattr(recorder, "_connect", connect)  # noqa: B010
+        for _ in range(2):
+            await recorder.masks()
+        # While somebody edits it, the cameras of the last good one stay.
+        path.write_text("bundle = ")
+        await recorder.masks()
+        path.write_text('bundle = "bundle"\n' + entries[0])
+        await recorder.masks()
+        await recorder.close()
+
+    asyncio.run(use())
+    assert connected == [["a", "b"], ["a"]]

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mdp.errors import InputError
@@ -43,6 +45,35 @@ def test_scenes_teach_one_label_each(tmp_path: Path) -> None:
     assert FleetTeacher(options(tmp_path / "one", several=False)).devices == list(DEVICES)
     with pytest.raises(InputError, match="--teach: expected a bundle with one label an item"):
         FleetTeacher(options(tmp_path / "several", several=True))
+
+
+def test_the_page_follows_the_fleet_file(tmp_path: Path) -> None:
+    teacher = FleetTeacher(options(tmp_path, several=False))
+    fleet = tmp_path / "fleet.toml"
+    whole = fleet.read_text()
+
+    async def follow() -> None:
+        fleet.write_text(whole.rpartition("[[devices]]")[0])
+        await teacher.scan()
+        assert teacher.snapshot()["cameras"] == list(DEVICES[:-1])
+        fleet.write_text("bundle = ")
+        await teacher.scan()
+        assert teacher.snapshot()["cameras"] == list(DEVICES[:-1])
+        fleet.write_text(whole)
+        await teacher.scan()
+        assert teacher.snapshot()["cameras"] == list(DEVICES)
+
+    asyncio.run(follow())
+
+
+def test_a_folder_whose_name_is_no_text_is_no_class(tmp_path: Path) -> None:
+    teacher = FleetTeacher(options(tmp_path, several=False))
+    for name in (b"nut", b"gr\xfcn"):
+        os.makedirs(os.fsencode(tmp_path / "scenes") + b"/" + name + b"/0001")  # noqa: PTH103
+    asyncio.run(teacher.scan())
+    classes = teacher.snapshot()["classes"]
+    assert [one.label for one in classes] == ["nut"]
+    assert json.loads(msgspec.json.encode(classes))[0]["scenes"] == 1
 
 
 def test_a_bundle_of_several_labels_under_a_page_that_runs(tmp_path: Path) -> None:

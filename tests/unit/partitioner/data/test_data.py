@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mdp.errors import InputError
 from partitioner.data.datasets import SPLITS, Dataset, open_dataset
@@ -180,6 +181,26 @@ def test_the_digest_follows_names_sizes_and_labels(tmp_path: Path) -> None:
     assert isinstance(changed, Path)
     changed.write_bytes(changed.read_bytes() + b"\0")
     assert open_dataset(str(tmp_path / "moved")).train.digest != before.train.digest
+
+
+def test_another_picture_of_the_same_size_has_another_digest(tmp_path: Path) -> None:
+    """A camera writes each bitmap with as many bytes."""
+    random = np.random.default_rng(0)
+
+    def take(label: str, number: int) -> Path:
+        path = tmp_path / label / f"{number}.bmp"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (80, 60, 3), dtype=np.uint8)).save(path)
+        return path
+
+    paths = [take(label, number) for label in ("nut", "ring") for number in range(5)]
+    before = [open_dataset(str(tmp_path)).split(split).digest for split in SPLITS]
+    assert [open_dataset(str(tmp_path)).split(split).digest for split in SPLITS] == before
+    size = paths[0].stat().st_size
+    for number in range(5):
+        assert take("nut", number).stat().st_size == size
+    after = [open_dataset(str(tmp_path)).split(split).digest for split in SPLITS]
+    assert all(one != other for one, other in zip(before, after, strict=True))
 
 
 #: What a folder holds, by the path below it: so many pictures, or another file; and the refusal.
