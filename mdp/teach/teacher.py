@@ -44,7 +44,8 @@ SERVED = "served.txt"
 WAITING = "good-items-wait"
 
 #: Classes, kept items, what is wrong with them, and of the served bundle its classes, its target in
-#: milliseconds and whether it has anomaly heads; how many good items there are; the fleet's devices.
+#: milliseconds and whether it has anomaly heads; how many good items there are, and the fleet's
+#: devices.
 Scanned = tuple[
     list[TaughtClass], list[KeptItem], str, list[str], float | None, bool, int, list[str]
 ]

@@ -65,8 +65,8 @@ def train_in_generations(
             if failures == ATTEMPTS:
                 raise TransferError(
                     f"{network}: connections between its trainers broke {ATTEMPTS} times in one "
-                    "epoch: start again when they hold, and the training goes on from the last epoch "
-                    "that ended"
+                    "epoch: start again when they hold, and the training goes on from the last "
+                    "epoch that ended"
                 ) from error
             position, members = reached, these
             control.report(Waiting(rank=control.rank, network=network, pictures=position))

@@ -20,7 +20,7 @@ from partitioner.crew.messages import (  # noqa: E402
     GoOn,
     Meet,
     TrainerReport,
-)
+)  # fmt: skip
 from tests.support.gloo import PlainGroups  # noqa: E402
 
 pytestmark = pytest.mark.torch
