@@ -441,7 +441,7 @@ function showRollout({ rollout, build, heads, cameras }) {
     pushing: `Pushing ${rollout.bundle}`,
     "rolling back": "Going back to the bundle before",
     done: `All ${cameras.length} boards serve ${rollout.bundle}, after ${clock(rollout.ended_s - rollout.started_s)}`,
-    failed: "Boards serve what they did before",
+    failed: "Boards serve what they did before, except those that could not go back",
   }[rollout.state]);
   $("boards").hidden = !going && rollout.state !== "done";
   $("boards").replaceChildren(...cameras.map((name) => {
