@@ -1,6 +1,7 @@
 """Listens for HTTP, with limits on slow clients, until it is told to end."""
 
 import asyncio
+import logging
 import resource
 import signal
 import socket
@@ -48,6 +49,7 @@ MAX_HEAD_BYTES = 64 * 1024
 _PIECE = 16 * 1024
 #: Bytes of further requests that wait while one is answered; asyncio reads 256 KiB at a time.
 _MAX_HELD = 2**20
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +266,9 @@ class _Handshake(asyncio.Protocol):
     """A connection until its TLS handshake is done; asyncio's own servers allow any number."""
 
     def __init__(
-        self, context: ssl.SSLContext, places: ConnectionPlaces, **of_protocol: Any
+        self, certificate: "ServedCertificate", places: ConnectionPlaces, **of_protocol: Any
     ) -> None:
-        self._context, self._places, self._of_protocol = context, places, of_protocol
+        self._certificate, self._places, self._of_protocol = certificate, places, of_protocol
         #: What comes with the handshake's end, before HTTP is there to read it.
         self._early = b""
         self._ended = False
@@ -291,7 +293,11 @@ class _Handshake(asyncio.Protocol):
         # What fails or takes too long is closed.
         with suppress(OSError):
             encrypted = await asyncio.get_running_loop().start_tls(
-                transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+                transport,
+                self,
+                self._certificate.context(),
+                server_side=True,
+                ssl_handshake_timeout=HANDSHAKE_S,
             )
         # None where the connection has ended meanwhile.
         if encrypted is None or self._ended or encrypted.is_closing():
@@ -345,6 +351,39 @@ def tls_context(certificate: Path, private_key: Path) -> ssl.SSLContext:
     return context
 
 
+class ServedCertificate:
+    """TLS by two PEM files, which may be renewed while connections are accepted."""
+
+    def __init__(self, certificate: Path, private_key: Path) -> None:
+        """Raises ConfigError unless they belong together."""
+        self._files = certificate, private_key
+        self._seen = self._look()
+        self._context = tls_context(certificate, private_key)
+
+    def context(self) -> ssl.SSLContext:
+        """The TLS of a connection that begins now, by the newest pair of files that fit."""
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._context = tls_context(*self._files)
+            except ConfigError as error:
+                # One of the two may be written a moment after the other.
+                _LOG.error("%s; the one before is served on", error)
+        return self._context
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """What tells a file from the one that was there before."""
+        found: list[tuple[int, int, int] | None] = []
+        for path in self._files:
+            try:
+                there = path.stat()
+                found.append((there.st_ino, there.st_mtime_ns, there.st_size))
+            except OSError:
+                found.append(None)
+        return found
+
+
 def most_connections() -> int:
     """The most connections at a time: fewer where descriptors are few."""
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -389,7 +428,7 @@ def _server_of(app: Any, listening: Listening) -> _Server:
     places = ConnectionPlaces(most_connections())
     protocol: Any = partial(_Protocol, places)
     if certificate is not None and private_key is not None:
-        protocol = partial(_Handshake, tls_context(certificate, private_key), places)
+        protocol = partial(_Handshake, ServedCertificate(certificate, private_key), places)
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -362,3 +362,10 @@ def test_tls(fleet: Fleet, tmp_path: Path) -> None:
         with urlopen(f"{found.url}/v2", timeout=PATIENCE_S, context=trusted) as response:
             assert json.load(response)["name"] == "mdp"
         assert found.url.startswith("https://")
+        # Renewed files are served from the next connection on, once both are there.
+        newer = self_signed(tmp_path / "renewed")
+        trusts_newer = ssl.create_default_context(cafile=str(newer[0]))
+        for from_, to, context in ((newer[0], certificate, trusted), (newer[1], key, trusts_newer)):
+            from_.replace(to)
+            with urlopen(f"{found.url}/v2", timeout=PATIENCE_S, context=context) as response:
+                assert json.load(response)["name"] == "mdp"
