@@ -84,14 +84,14 @@ class Progress:
             yield
 
     @contextmanager
-    def task(self, what: str, total: int, *, done: int = 0, pictures: int = 0) -> Iterator[Advance]:
-        """Show a task of `total` units, of which `done` are already complete.
-
-        pictures: how many all units train or answer, where they do.
-        """
+    def task(self, what: str, total: int, *, done: int = 0) -> Iterator[Advance]:
+        """Show a task of `total` units, of which `done` are already complete."""
         follow = self._bar if self._stream.isatty() else self._lines
         with follow(what, total, done) as advance:
             yield advance
+
+    def count(self, pictures: int) -> None:
+        """Take in that this process has trained or answered so many pictures; shows nothing."""
 
     @contextmanager
     def display(self) -> Iterator[None]:

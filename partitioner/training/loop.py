@@ -46,6 +46,8 @@ Index = NDArray[np.int64]
 BatchLoss = Callable[[nn.Module, Index, int], dict[str, Tensor]]
 #: Loss of a network in evaluation mode on pictures that it is not trained on.
 Validate = Callable[[nn.Module], float]
+#: Called after each own step, with its loss and the number of own pictures in it.
+StepReport = Callable[[float, int], None]
 
 
 class TrainingDiverged(MDPError):
@@ -149,11 +151,11 @@ def fit(
 
 
 def take_steps(
-    module: nn.Module, stage: TrainingStage, loss_of: BatchLoss, report: Callable[[float], None]
+    module: nn.Module, stage: TrainingStage, loss_of: BatchLoss, report: StepReport
 ) -> None:
     """Train `module` for one epoch as `fit` does, without a checkpoint, to see how long steps take.
 
-    `report` is told the loss of every own step, before its parameters are averaged.
+    `report` is called before an own step's parameters are averaged.
     """
     device = training_device()
     check_batches(module, stage)
@@ -209,21 +211,17 @@ def _train(
     if begin < len(curve):  # others have begun again from an earlier one
         del curve[begin:]
         state.best = None
-    with progress.task(
-        stage.name,
-        epochs * per_epoch,
-        done=len(curve) * per_epoch,
-        pictures=epochs * stage.pictures,
-    ) as advance:
+    with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
         for epoch in range(len(curve), epochs):
             if stage.patience and stage.sync.all_stop(epoch - _best_epoch(curve) > stage.patience):
                 break
 
             own = 0
 
-            def report(loss: float, epoch: int = epoch) -> None:
+            def report(loss: float, pictures: int, epoch: int = epoch) -> None:
                 nonlocal own
                 own += 1
+                progress.count(pictures)
                 advance(1, f"epoch {epoch + 1} of {epochs}, loss {loss:.3f}")
 
             curve.append(_epoch(training, epoch, report))
@@ -251,7 +249,7 @@ def _best_epoch(curve: Curve) -> int:
     return values.index(min(values)) if values else -1
 
 
-def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> dict[str, float]:
+def _epoch(training: _Training, epoch: int, report: StepReport) -> dict[str, float]:
     started_s = time.monotonic()
     stage, batches = training.stage, training.batches
     training.module.train()
@@ -267,8 +265,9 @@ def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> 
         losses = _step(training, share, part, epoch, number)
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
-        report(losses["loss"])
-        stage.sync.after_step(len(share) if part else 0)
+        pictures = len(share) if part else 0
+        report(losses["loss"], pictures)
+        stage.sync.after_step(pictures)
     settled = stage.sync.settle(torch.tensor(list(sums.values()), dtype=torch.float64))
     means = dict(zip(sums, settled.tolist(), strict=True))
     return {**means, "seconds": time.monotonic() - started_s}

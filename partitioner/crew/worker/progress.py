@@ -143,8 +143,12 @@ class Told(Progress):
         """Print one line."""
         self._note(text)
 
+    def count(self, pictures: int) -> None:
+        """Own pictures."""
+        self._account.count(pictures)
+
     @contextmanager
-    def task(self, what: str, total: int, *, done: int = 0, pictures: int = 0) -> Iterator[Advance]:
+    def task(self, what: str, total: int, *, done: int = 0) -> Iterator[Advance]:
         """Follow a task."""
         self._account.step(done / max(total, 1), what)
 
@@ -152,8 +156,6 @@ class Told(Progress):
             nonlocal done
             done += more
             self._account.step(done / max(total, 1), said or what)
-            if said:
-                self._account.count(more * pictures / total)
 
         if self._shown is None:
             yield advance

@@ -145,7 +145,7 @@ def _try(sync: NetworkSync, crews: Crews, drawn: Drawn, clock: Clock) -> Part:
             )
             ends: list[float] = []
 
-            def report(loss: float) -> None:
+            def report(loss: float, pictures: int) -> None:
                 ends.append(clock())
                 crews.account.step(len(ends) / (WARM_UP + TIMED), sync.name)
 

@@ -204,7 +204,7 @@ class StoppedAt(Progress):
         self.file = file
 
     @contextmanager
-    def task(self, what: str, total: int, *, done: int = 0, pictures: int = 0) -> Iterator[Advance]:
+    def task(self, what: str, total: int, *, done: int = 0) -> Iterator[Advance]:
         """Follow nothing."""
 
         def advance(more: int, said: str) -> None:

@@ -55,10 +55,11 @@ def test_an_account_counts_a_job_and_its_waits_and_bytes() -> None:
     account.begin("teacher")
     account.follow(lambda: 30)
     told = Told(account, notes.append, Progress(io.StringIO()))
-    with told.task("training the teacher", 4, pictures=200) as advance:
+    with told.task("training the teacher", 4) as advance:
         assert account.state().said == "training the teacher"
         now_s += 2.0
         advance(1, "epoch 1 of 2")
+        told.count(50)
         advance(1, "")  # another trainer's
     assert account.state() == State(
         job="teacher",
