@@ -85,8 +85,13 @@ class DeviceChoice(Struct, frozen=True):
 class Roll:
     """All devices of one fleet, and the history of their faults."""
 
-    def __init__(self, fleet: Fleet, bundle: Bundle, fusion: Fusion) -> None:
-        """Devices of which nothing is known yet; their answers are fused by `fusion`."""
+    def __init__(
+        self, fleet: Fleet, bundle: Bundle, fusion: Fusion, *, cascade: bool = False
+    ) -> None:
+        """Devices of which nothing is known yet; their answers are fused by `fusion`.
+
+        cascade: they are asked in two stages.
+        """
         self.devices: dict[str, DeviceFacts] = {}
         for entry in fleet.devices:
             assignment = bundle.manifest.plan.assignments[entry.k]
@@ -102,6 +107,7 @@ class Roll:
         self._bundle = bundle
         self._weights = bundle.fusion_weights()
         self._fusion: Fusion = fusion
+        self._cascade = cascade
         for device in self.devices.values():
             device.accuracy = self._accuracy({device.k})
         self._front = self._pareto()
@@ -197,7 +203,20 @@ class Roll:
 
     def accuracy_now(self) -> float | None:
         """The accuracy of an answer of the devices that can be used now; None if unknown."""
-        return self._accuracy({d.k for d in self.devices.values() if d.in_use and d.usable})
+        return self._accuracy_of_answers(
+            {d.k for d in self.devices.values() if d.in_use and d.usable}
+        )
+
+    def _accuracy_of_answers(self, members: set[int]) -> float | None:
+        """That of a cascade was measured with all members alone."""
+        if not self._cascade:
+            return self._accuracy(members)
+        count = len(self._bundle.manifest.plan.assignments)
+        if members != set(range(count)):
+            return None
+        return self._bundle.cascade_accuracy(
+            rule_for(tuple(range(count)), self._fusion, self._weights)
+        )
 
     def _accuracy(self, members: set[int]) -> float | None:
         ordered = tuple(sorted(members))
@@ -208,7 +227,9 @@ class Roll:
         """Devices and faults for the page, for msgspec to encode."""
         return {
             "expected_accuracy": self.accuracy_now(),
-            "expected_accuracy_all": self._accuracy({d.k for d in self.devices.values()}),
+            "expected_accuracy_all": self._accuracy_of_answers(
+                {d.k for d in self.devices.values()}
+            ),
             "devices": [
                 asdict(device) | {"latencies_ms": list(device.latencies_ms)}
                 for device in self.devices.values()

@@ -42,6 +42,7 @@ class ServedFleet:
         """
         self.name = name
         self._fusion = options.get("fusion", "stacked")
+        self._cascade = bool(options.get("cascade"))
         self._client = AsyncClient(path, opinions=True, **options)
         self.bundle = self._client.bundle
         self.roll = self._new_roll()
@@ -52,7 +53,7 @@ class ServedFleet:
         self.changed: Callable[[], None] = lambda: None
 
     def _new_roll(self) -> Roll:
-        return Roll(self._client.fleet, self.bundle, self._fusion)
+        return Roll(self._client.fleet, self.bundle, self._fusion, cascade=self._cascade)
 
     @property
     def ready(self) -> bool:

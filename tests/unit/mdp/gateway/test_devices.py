@@ -13,6 +13,7 @@ from mdp.gateway.devices import KEPT_LATENCIES, Roll, kind_of
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.requests.reason import LEFT_OUT
 from mdp.testing.bundles import DEVICES, subset_accuracy, write_bundle
+from tests.support.bundles import with_cascade
 
 
 @pytest.fixture
@@ -135,3 +136,20 @@ def test_a_roll_that_is_made_anew_keeps_what_is_switched_off(roll: Roll) -> None
     assert shown(("gamma",)) == [True, True, False]
     # All of a fleet that was written anew: somebody has to answer.
     assert shown(DEVICES) == [True, True, True]
+
+
+def test_the_accuracy_of_a_cascade_is_that_of_all_its_members(tmp_path: Path) -> None:
+    bundle = Bundle.open(with_cascade(write_bundle(tmp_path / "bundle"), 0.5))
+    entries = [
+        FleetEntry(device=name, address=f"tcp://127.0.0.1:{9000 + k}", k=k)
+        for k, name in enumerate(DEVICES)
+    ]
+    roll = Roll(Fleet(bundle="bundle", devices=entries), bundle, "stacked", cascade=True)
+    roll.on_statuses([status(name) for name in DEVICES], 1.0)
+    measured = bundle.cascade_accuracy("stacked")
+    assert measured is not None
+    shown = roll.snapshot()
+    assert shown["expected_accuracy"] == shown["expected_accuracy_all"] == measured
+    # Without one of them it was not measured.
+    roll.on_statuses([status("beta", "UNREACHABLE", "no connection")], 2.0)
+    assert roll.snapshot()["expected_accuracy"] is None
