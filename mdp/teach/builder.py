@@ -220,7 +220,7 @@ def profiles_of(devices: Sequence[str]) -> list[str]:
             left.remove(name)
             continue
         boards = [one for one in left if (m := _NUMBERED.fullmatch(one)) and m[1] == base]
-        if base not in shipped or boards != [f"{base}-{i + 1}" for i in range(len(boards))]:
+        if base not in shipped or set(boards) != {f"{base}-{i + 1}" for i in range(len(boards))}:
             raise InputError(
                 f"device {name!r} is called like no shipped profile ({', '.join(shipped)}): "
                 "expected --teach-config FILE with plan.profiles"

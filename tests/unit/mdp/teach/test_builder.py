@@ -61,6 +61,7 @@ def test_what_is_heard() -> None:
     [
         (["n100"], ["n100"]),
         (["raspberry-pi-5-1", "n100", "raspberry-pi-5-2"], ["raspberry-pi-5*2", "n100"]),
+        (["n100-2", "n100-1"], ["n100*2"]),
         (["laptop-cpu-1"], ["laptop-cpu*1"]),
         (["raspberry-pi-5", "raspberry-pi-5-1"], ["raspberry-pi-5", "raspberry-pi-5*1"]),
     ],
