@@ -26,7 +26,7 @@ from devices.events import LOG
 from devices.machine import Machine
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
-from mdp.protocol.messages import request_frame_bytes
+from mdp.protocol.messages import MAX_BUFFER_BYTES, request_frame_bytes
 from mdp.transport import Audit, Router, public_key_of
 
 
@@ -90,7 +90,7 @@ def check(options: ServeOptions) -> LoadableBundle | None:
     """
     agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     _check_rights(options)
-    options.frame_buffer()
+    options.check_camera()
     return None if options.awaits_bundle() else options.loadable()
 
 
@@ -112,7 +112,12 @@ def build_agent(
     source = options.loadable()
     frames = options.frame_buffer()
     raise_descriptor_limit()
-    max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
+    # What is pushed later may have larger crops.
+    max_frame_bytes = (
+        request_frame_bytes(source.assignment.spec.image_size)
+        if options.allow_push is None
+        else MAX_BUFFER_BYTES
+    )
     with ExitStack() as stack:
         log: AuditLog | None = None
         audit: Audit = _no_audit

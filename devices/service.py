@@ -66,8 +66,8 @@ class Service:
     camera: bool
     opencv: bool
     audited: bool
-    #: Whether it keeps pushed bundles.
-    pushed: bool = False
+    #: Whether it keeps files of its own: pushed bundles, a mask, a phone's token.
+    keeps: bool = False
     #: Groups of which the service's user is a member.
     groups: tuple[str, ...] = ()
     #: Most memory, as systemd writes it.
@@ -116,7 +116,11 @@ def unit_text(service: Service) -> str:
         "DynamicUser=yes",
         *([f"LoadCredential={KEY}:{_plain(service.key)}"] if service.key else []),
         *([f"LogsDirectory={name}"] if service.audited else []),
-        *([f"StateDirectory={name}"] if service.pushed else []),
+        *(
+            [f"StateDirectory={name}", f"Environment=XDG_STATE_HOME=/var/lib/{name}"]
+            if service.keeps
+            else []
+        ),
         *([f"SupplementaryGroups={' '.join(service.groups)}"] if service.groups else []),
         *_devices(service, name),
         "UMask=0077",
@@ -234,11 +238,13 @@ def _plain(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def check_port(bind: str) -> None:
-    """Raises InputError for a port that only root may listen on."""
-    port = int(bind.rpartition(":")[2])
+def check_port(place: str, option: str = "--bind") -> None:
+    """Raises InputError for a place whose port only root may listen on."""
+    port = int(place.rpartition(":")[2])
     if 0 < port < _FIRST_PORT:
-        raise InputError(f"--bind {bind}: expected a port from {_FIRST_PORT}: the user is not root")
+        raise InputError(
+            f"{option} {place}: expected a port from {_FIRST_PORT}: the user is not root"
+        )
 
 
 def check_readable(reads: Mapping[Path, str]) -> None:

@@ -18,14 +18,18 @@ class AllowedClients:
         self._path = path
         self._read = self._seen = self._state()
         self._clients: Mapping[str, AllowedClient] = load_allowed(path)
+        #: Those of before a reload, while their connections are ended.
+        self._leaving: Mapping[str, AllowedClient] = {}
         #: What was wrong at the last reload.
         self.error = ""
 
     def reload(self) -> str:
         """Read the files again; returns the result as a sentence.
 
-        If a file is wrong, no client is added, and the clients of wrong files are removed.
+        If a file is wrong, no client is added, and the clients of wrong files are removed. Names
+        of those that are removed are known until `forget_leaving`.
         """
+        self._leaving = self._clients
         self._read = self._seen = self._state()
         clients, problems = load_clients(self._path)
         if not problems:
@@ -59,8 +63,12 @@ class AllowedClients:
 
     def name(self, key: str) -> str:
         """The name of `key`'s file; empty for a key that is not allowed."""
-        client = self._clients.get(key)
+        client = self._clients.get(key) or self._leaving.get(key)
         return "" if client is None else client.name
+
+    def forget_leaving(self) -> None:
+        """Take in that the connections of removed clients have ended."""
+        self._leaving = {}
 
     def valid_keys(self, now: datetime.datetime) -> frozenset[str]:
         """Keys that have not expired at `now`."""

@@ -24,7 +24,8 @@ def announce_agent(
 ) -> Iterator[None]:
     """Announce the agent at `bound` in a thread, as each announcement takes tenths of a second.
 
-    Raises InputError for an address that cannot be announced, AgentError without zeroconf.
+    Raises InputError for an address that cannot be announced, AgentError without zeroconf, and
+    AddressUnavailable without a network.
     """
 
     def texts() -> dict[str, str]:

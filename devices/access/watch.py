@@ -79,6 +79,7 @@ class ClientWatch:
         self._health.clients_error = self._clients.error
         self._quotas.limit(self._clients.limits())
         self._allow()
+        self._clients.forget_leaving()
 
     def tend(self) -> None:
         """Read changed files again, and revoke keys that have expired. About once a second."""

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from devices.agent.bundles import GRACE_S, LoadableBundle
 from devices.agent.store import current_folder
 from devices.camera.capture import DEFAULT_FPS, open_frame_buffer
+from devices.camera.certificate import check_phone
 from devices.camera.frames import FrameBuffer
+from mdp.cameras import parse_source
 from mdp.errors import AgentError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.mask import CameraMask, read_mask
@@ -164,6 +166,14 @@ class ServeOptions:
             raise InputError("--bundle: expected a bundle folder, or --allow-push for a first one")
         return current_folder(self.allow_push, self.bundle) is None
 
+    def check_camera(self) -> None:
+        """Raise what `frame_buffer` would, but for files of a phone that it would write."""
+        if self.source is not None and parse_source(self.source).kind == "phone":
+            self._mask()
+            check_phone()
+        else:
+            self.frame_buffer()
+
     def frame_buffer(self) -> FrameBuffer | None:
         """A buffer for the camera, which is opened later; None without one.
 
@@ -182,9 +192,19 @@ class ServeOptions:
         return buffer
 
     def _mask(self) -> CameraMask | None:
-        """The mask to begin with; raises ConfigError."""
-        if self.mask is None or (self.allow_mask and not os.path.lexists(self.mask)):
+        """The mask to begin with; raises ConfigError.
+
+        One that clients may change need not be there yet; one that cannot be reached may be.
+        """
+        if self.mask is None:
             return None
+        if self.allow_mask:
+            try:
+                os.lstat(self.mask)
+            except FileNotFoundError:
+                return None
+            except OSError:
+                pass  # reading it says why
         return read_mask(self.mask)
 
     def loadable(

@@ -66,6 +66,11 @@ def phone_files(
     return PhoneFiles(certificate, read_secret(token, _MAX_FILE_BYTES).decode().strip())
 
 
+def check_phone() -> None:
+    """Raise AgentError where `cryptography` is not installed."""
+    _x509()
+
+
 def _holds(path: Path, now: datetime.datetime) -> bool:
     x509 = _x509()
     try:

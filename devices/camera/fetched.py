@@ -17,7 +17,14 @@ from mdp.errors import InputError, MDPError, PictureError
 from mdp.formats.keys import load_pair, load_public
 from mdp.pictures.crop import Pixels, load_picture
 from mdp.protocol.messages import Failure, decode, encode
-from mdp.protocol.recording import LEAST_SIDE, MOST_SIDE, PictureReply, PictureRequest
+from mdp.protocol.recording import (
+    LEAST_SIDE,
+    MOST_SIDE,
+    PICTURES_PER_S,
+    SMALL_SIDE,
+    PictureReply,
+    PictureRequest,
+)
 from mdp.transport import ClientKeys, Dealers, Disconnected, Received, public_key_of
 
 #: How long connecting and one picture may take, and the largest age of a picture at its device.
@@ -53,6 +60,8 @@ class FetchedCamera:
         self.age_s = 0.0
         self._request_id = 0
         self._longer = _WIDE
+        #: Longest side of the last picture that was asked for, and when.
+        self._side, self._asked_s = 0, -math.inf
         self._dealers = Dealers({_OWNER: f"tcp:{source.place}"}, keys=keys)
         until_s = clock() + CONNECT_S
         while not self._dealers.connected:
@@ -63,7 +72,12 @@ class FetchedCamera:
             self._dealers.poll(until_s - clock())
 
     def grab(self) -> None:
-        """Nothing: the newest picture is there to be fetched."""
+        """Wait until the next picture may be fetched: half as often as the other agent allows.
+
+        Its rate is for all clients together, and somebody may record.
+        """
+        if self._side > SMALL_SIDE:
+            time.sleep(max(0.0, self._asked_s + 2 / PICTURES_PER_S - self._clock()))
 
     def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
         """The newest picture, its shorter side at least `smallest_side` pixels if it has so many.
@@ -72,6 +86,7 @@ class FetchedCamera:
         """
         self._request_id += 1
         side = min(max(math.ceil(smallest_side * self._longer), LEAST_SIDE), MOST_SIDE)
+        self._side, self._asked_s = side, self._clock()
         request = PictureRequest(request_id=self._request_id, within_ms=WITHIN_MS, side=side)
         if not self._dealers.send(_OWNER, encode(request)):
             raise SourceError(f"{self._source}: the connection was lost")

@@ -163,14 +163,9 @@ def capacity_for(views: Iterable[ViewKey]) -> int:
 
 def nearest(frames: Sequence[Frame], view: ViewKey, wanted_s: float) -> Frame | None:
     """The frame with a crop of `view` that was taken nearest to `wanted_s`; the newer of two."""
-    best: Frame | None = None
-    for frame in reversed(frames):
-        if view not in frame.crops:
-            continue
-        if best is not None and abs(frame.taken_s - wanted_s) >= abs(best.taken_s - wanted_s):
-            break
-        best = frame
-    return best
+    # Times need not ascend: one camera's frame may be fetched twice from another agent.
+    seen = (frame for frame in reversed(frames) if view in frame.crops)
+    return min(seen, key=lambda frame: abs(frame.taken_s - wanted_s), default=None)
 
 
 class FrameBuffer(Closing):

@@ -65,7 +65,11 @@ class SceneRest:
         return self._seen_s - self._since_s
 
     def saw(self, grey: Grey, taken_s: float) -> None:
-        """Take in the newest frame."""
+        """Take in the newest frame, of which `taken_s` may be a little earlier than the last one's.
+
+        A frame that is fetched twice over a network has two times.
+        """
+        taken_s = max(taken_s, self._seen_s)
         if self._resting is None or self._last is None:
             self._since_s, self._resting = taken_s, grey.copy()
         else:

@@ -93,5 +93,7 @@ def camera(
         serve_health(built.address, lambda: signs.line(built.agent.state), writer.put, stack)
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop_signal, lambda *_: built.agent.stop())
+        # Its clients' files are read again without it.
+        signal.signal(signal.SIGHUP, lambda *_: None)
         events.listen(built.address)
         built.serve(signs.give)

@@ -287,6 +287,12 @@ def _service(
     pushed, state = options.allow_push, Path(f"/var/lib/{name}")
     if pushed is not None and not pushed.absolute().is_relative_to(state):
         raise InputError(f"--allow-push {pushed}: expected {state} or a folder in it")
+    changed_mask = options.mask if options.allow_mask else None
+    if changed_mask is not None and not changed_mask.absolute().is_relative_to(state):
+        raise InputError(f"--mask {changed_mask}: expected a file in {state}/ with --allow-mask")
+    phone = source is not None and source.kind == "phone"
+    if source is not None and phone:
+        service.check_port(str(source), "--source")
     # Whatever a first pushed bundle needs is allowed.
     part = None if loadable is None else loadable.assignment
     plain_cpu = part is not None and (part.runtime, part.provider) == ("onnxruntime", CPU)
@@ -304,14 +310,15 @@ def _service(
         "--clients": options.clients,
         "--bundle-key": given["bundle_key"],
         "--source-key": options.source_key,
+        "--mask": None if options.allow_mask else options.mask,
     }
     if source is not None and source.kind in ("folder", "video"):
         used["--source"] = Path(source.place)
     reads = {path.absolute(): what for what, path in used.items() if path is not None}
     opencv = source is not None and source.kind not in ("folder", "mdp")
     planned_bytes = None
-    if part is not None and plain_cpu and pushed is None:
-        planned_bytes = part.memory_bytes
+    if loadable is not None and plain_cpu and pushed is None:
+        planned_bytes = loadable.memory_bytes
     batch = 1 if loadable is None else loadable.batch
     memory = service.memory_of(planned_bytes, batch=batch, opencv=opencv)
     return Service(
@@ -324,7 +331,7 @@ def _service(
         camera=camera,
         opencv=opencv,
         audited=options.audit is not None,
-        pushed=pushed is not None,
+        keeps=pushed is not None or changed_mask is not None or phone,
         groups=tuple(sorted(groups)),
         memory=memory_max or memory,
         pinned=given["cpus"] is not None,
@@ -349,6 +356,9 @@ def _inputs(
         if path is not None:
             content, _ = read_regular(path, _MAX_INPUT_BYTES)
             yield option, content
+    if options.mask is not None and not options.allow_mask:
+        content, _ = read_regular(options.mask, _MAX_INPUT_BYTES)
+        yield "mask", content
     settings = ROOT / "etc/default" / name
     if settings.exists():
         # It may hold a password.

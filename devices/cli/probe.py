@@ -157,6 +157,7 @@ def _check_name(name: str | None, out: Path) -> str:
 def _measure(name: str, options: ProbeOptions) -> tuple[ProbeResult, SystemReport, bool]:
     """The measurements, and whether they were interrupted."""
     machine = Machine()
+    gpu_idle_c = NvidiaMachine().temperature_c()
     index = read_index()
     device = SystemReport(
         name=name,
@@ -184,6 +185,10 @@ def _measure(name: str, options: ProbeOptions) -> tuple[ProbeResult, SystemRepor
             _clear()
     if any(point.provider in ON_CUDA for point in run.result.points):
         device = replace(device, processor=NvidiaMachine().processor())
+    load = run.result.load_run
+    if load is not None and load.provider in ON_CUDA:
+        # Before and under load by one thermometer.
+        device = replace(device, idle_temperature_c=gpu_idle_c)
     return run.result, device, interrupted
 
 

@@ -3,7 +3,7 @@
 Nothing in a row is its owner's: no name of the device, no address, no serial number.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mdp.errors import InputError
 from mdp.formats.profile import DeviceProfile, LatencyPoint, NetworkPoint, Precision
@@ -44,7 +44,7 @@ def rows_to_share(profile: DeviceProfile, board: str) -> list[str]:
                 _plain(board),
                 _plain(record.processor),
                 str(record.cores),
-                _runtime(runtime, provider, record.versions.get(runtime, "")),
+                _runtime(runtime, provider, _version(record.versions, runtime)),
                 *_cells(
                     [
                         point
@@ -58,6 +58,11 @@ def rows_to_share(profile: DeviceProfile, board: str) -> list[str]:
         )
         for runtime, provider in ways
     ]
+
+
+def _version(versions: Mapping[str, str], runtime: str) -> str:
+    """The version of a runtime, whose package has another name where it is built for GPUs."""
+    return versions.get(runtime) or versions.get(f"{runtime}-gpu", "")
 
 
 def _graph(point: LatencyPoint | NetworkPoint) -> tuple[object, ...] | None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from mdp.closing import Closing
 from mdp.discovery.announcements import Found
-from mdp.errors import AgentError, InputError, MDPError
+from mdp.errors import AddressUnavailable, AgentError, InputError, MDPError
 from mdp.extras import install
 
 SERVICE = "_mdp._tcp.local."
@@ -36,12 +36,15 @@ def zeroconf_module(error: type[MDPError], wanted_by: str) -> ModuleType:
 
 
 def addresses_behind(bound: str) -> list[str]:
-    """IPv4 addresses of an agent bound to `tcp://HOST:PORT`; raises InputError without any."""
+    """IPv4 addresses of an agent bound to `tcp://HOST:PORT`.
+
+    Raises InputError for another kind of address, AddressUnavailable where there is none yet.
+    """
     host = bound.removeprefix("tcp://").rpartition(":")[0]
     if host in WILDCARDS:
         own = [address for address in _own_addresses() if not address.is_loopback]
         if not own:
-            raise InputError("--announce: this machine has no IPv4 address but loopback")
+            raise AddressUnavailable("--announce: this machine has no IPv4 address but loopback")
         return list(map(str, own))
     try:
         return [str(ipaddress.IPv4Address(host))]
@@ -66,7 +69,10 @@ class Announcer(Closing):
     """Announces an agent on the networks that reach it, until it is closed."""
 
     def __init__(self, bound: str, texts: Mapping[str, str]) -> None:
-        """`bound` is where the agent listens; raises InputError or AgentError."""
+        """`bound` is where the agent listens; raises InputError or AgentError.
+
+        AddressUnavailable, an AgentError, where the network is not there yet.
+        """
         self._module = zeroconf_module(AgentError, "--announce")
         self._addresses = addresses_behind(bound)
         self._port = int(bound.rpartition(":")[2])
@@ -76,7 +82,7 @@ class Announcer(Closing):
         try:
             self._zeroconf = self._module.Zeroconf(interfaces=self._addresses)
         except OSError as error:
-            raise _not_working(error) from error
+            raise AddressUnavailable(str(_not_working(error))) from error
 
     def begin(self) -> None:
         """Announce it; takes some tenths of a second. Raises AgentError."""

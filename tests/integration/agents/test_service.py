@@ -110,6 +110,36 @@ def test_installed_and_removed_without_a_trace(tmp_path: Path) -> None:
     assert_refusal(uninstall(), "there is none")
 
 
+def test_a_service_may_write_what_it_keeps(tmp_path: Path) -> None:
+    new_keys(tmp_path, "alpha", new_pair)
+    new_keys(tmp_path, "client", new_pair)
+    keys = ["--key", "alpha.secret", "--clients", "client.public"]
+    state = "/var/lib/mdp-agent-alpha"
+    masked = ["--allow-mask", "--mask", f"{state}/mask.toml", "--source", "folder:."]
+    for options in (["--source", "phone:8443"], [*keys, *masked]):
+        before = sorted(tmp_path.rglob("*"))
+        done = install("--dry-run", *options)
+        assert done.returncode == 0, done.stderr
+        # Nor is a phone's token made yet, which is of another user's.
+        assert sorted(tmp_path.rglob("*")) == before
+        for line in ("StateDirectory=mdp-agent-alpha", f"Environment=XDG_STATE_HOME={state}"):
+            assert f"\n{line}\n" in done.stdout
+    elsewhere = [*keys, "--allow-mask", "--mask", "mask.toml", "--source", "folder:."]
+    assert_refusal(
+        install("--dry-run", *elsewhere), f"--mask mask.toml: expected a file in {state}/"
+    )
+    assert_refusal(install("--dry-run", "--source", "phone:443"), "expected a port from 1024")
+
+
+def test_another_mask_is_another_unit(tmp_path: Path) -> None:
+    (tmp_path / "mask.toml").write_text("width = 640\nheight = 480\n")
+    words = ("--source", "folder:.", "--mask", "mask.toml")
+    assert install(*words).returncode == 0
+    assert "as before" in install(*words).stderr
+    (tmp_path / "mask.toml").write_text("width = 640\nheight = 480\nregion = {right = 0.5}\n")
+    assert "written" in install(*words).stderr
+
+
 def test_a_dry_run_shows_a_unit_that_could_not_be_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

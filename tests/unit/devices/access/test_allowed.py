@@ -50,3 +50,16 @@ def test_rights_are_those_of_the_limits_file(tmp_path: Path) -> None:
     assert clients.may_record(pair.public)
     assert not clients.may_push(pair.public)
     assert not clients.may_record("of nobody")
+
+
+def test_a_removed_client_has_its_name_until_its_connections_have_ended(tmp_path: Path) -> None:
+    for name in ("office", "phone"):
+        new_keys(tmp_path, name, new_pair)
+    clients = AllowedClients(tmp_path)
+    keys = {clients.name(key): key for key in clients.limits()}
+    (tmp_path / "phone.public").unlink()
+    clients.reload()
+    assert clients.name(keys["phone"]) == "phone"
+    assert keys["phone"] not in clients.limits()
+    clients.forget_leaving()
+    assert (clients.name(keys["phone"]), clients.name(keys["office"])) == ("", "office")

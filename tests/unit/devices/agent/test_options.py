@@ -111,3 +111,16 @@ def test_every_rung_is_loaded_and_one_of_other_classes_is_refused(tmp_path: Path
     source.load_lower[0]()
     with pytest.raises(AgentError, match=r"rung-2\.onnx: expected an output .* with 3 classes"):
         source.load_lower[1]()
+
+
+def test_a_mask_that_cannot_be_reached_is_not_taken_for_none(tmp_path: Path) -> None:
+    """It may be there, and hide what no client may see."""
+    (tmp_path / "picture.png").write_bytes(b"")
+
+    def options(mask: Path) -> ServeOptions:
+        source = f"folder:{tmp_path}"
+        return ServeOptions(device="alpha", source=source, mask=mask, allow_mask=True)
+
+    options(tmp_path / "mask.toml").check_camera()
+    with pytest.raises(ConfigError, match=r"mask\.toml"):
+        options(tmp_path / "picture.png" / "mask.toml").check_camera()

@@ -174,6 +174,15 @@ def test_the_nearest_frame_of_the_view_or_the_newer_of_two_is_given(
     assert nearest([], VIEW, wanted_s) is None
 
 
+@pytest.mark.parametrize(("wanted_s", "number"), [(0.9, 1), (2.0, 3), (2.9, 6)])
+def test_times_need_not_ascend(wanted_s: float, number: int) -> None:
+    """The same picture was fetched twice from another agent, and the network took its time."""
+    frames = frames_at(1.0, 2.1, 2.0, 2.5, 2.5, 2.9)
+    found = nearest(frames, VIEW, wanted_s)
+    assert found is not None
+    assert found.number == number
+
+
 def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
     assert capacity_for([(Region(), 224)]) == RING_FRAMES == 64
     assert capacity_for([(Region(), 300)]) == 62

@@ -99,3 +99,11 @@ def test_a_difference_is_that_of_the_cells_that_differ_most() -> None:
     assert difference(plain, plain + 16) == 0.0
     assert difference(plain, plain + 50) == 34.0
     assert difference(plain, item) == 80.0
+
+
+def test_a_frame_that_is_fetched_twice_has_rested_no_less_than_before() -> None:
+    rest = SceneRest()
+    for taken_s in (10.0, 9.96, 10.3, 10.28):
+        rest.saw(grey_of(scene(0.4)), taken_s)
+        assert rest.still_s >= 0.0
+    assert rest.still_s == pytest.approx(0.3)

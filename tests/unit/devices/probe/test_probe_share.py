@@ -115,3 +115,11 @@ def test_too_few_points_are_no_row() -> None:
     whole = profile(POINTS)
     with pytest.raises(InputError, match=r"^--share"):
         rows_to_share(replace(whole, probe=None), "Board")
+
+
+def test_the_version_for_gpus_is_that_of_another_package() -> None:
+    probed = profile(POINTS)
+    assert probed.probe is not None
+    gpu = replace(probed.probe, versions={"mdp-edge": "0.1.0", "onnxruntime-gpu": "1.31.1"})
+    (row,) = rows_to_share(replace(probed, probe=gpu), "Board")
+    assert "| onnxruntime 1.31.1, CPU |" in row
