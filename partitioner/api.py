@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import read_profiles
@@ -75,6 +77,12 @@ def plan(
         check_cameras(settings, [profile.name for profile in profiles])
         cameras = list(settings.cameras.values())
         pictures = None if data is None else open_dataset(data, cameras=cameras)
+        if pictures is not None:
+            from partitioner.build.inputs import own_cameras
+
+            if own := own_cameras(settings, [profile.name for profile in profiles], pictures):
+                settings = replace(settings, cameras=own)
+                pictures = pictures.for_cameras(list(own.values()))
         training = None
         if pictures is not None and epochs is not None:
             training = Training(pictures=len(pictures.train), epochs=epochs)

@@ -68,9 +68,9 @@ class Novelty(Record, frozen=True):
         found = bisect_right(self.rates, wanted * (1 + 1e-9)) - 1
         if found < 0:
             raise ValueError(
-                f"expected at least {self.rates[0]:.2g}, the lowest rate that {self.pictures:,} "
+                f"expected at least {self.rates[0]:.6g}, the lowest rate that {self.pictures:,} "
                 f"calibration pictures support, got {wanted:g}"
             )
         if wanted > self.rates[-1] + 1e-9:
-            raise ValueError(f"expected at most {self.rates[-1]:.2g}, got {wanted:g}")
+            raise ValueError(f"expected at most {self.rates[-1]:.6g}, got {wanted:g}")
         return found

@@ -265,7 +265,9 @@ def _fleet_entities(topics: Topics) -> dict[str, dict[str, Any]]:
             "name": "Different from good ones",
             "icon": "mdi:alert-decagram",
             "device_class": "problem",
-            "value_template": "{{ 'ON' if value_json.normal == false else 'OFF' }}",
+            # Nobody could inspect it: unknown, not fine.
+            "value_template": "{{ none if value_json.normal is none"
+            " else 'OFF' if value_json.normal else 'ON' }}",
             **_attributes(
                 topics.answer,
                 *("blind_sides", "defects_missed", "defects_missed_least", "defects_missed_most"),

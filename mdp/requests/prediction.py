@@ -389,7 +389,15 @@ class AnswerBuilder:
             for k, one in surprises.items()
             if devices[k] not in suspects and devices[k] not in moved
         }
-        assigned = [part.device for part in self._bundle.manifest.plan.assignments]
+        plan = self._bundle.manifest.plan
+        # A device is called as in the fleet, not as in the plan: elsewhere in the answer it is too.
+        names = dict[int, str]()
+        for name in finish.missing:
+            part = plan.assignment_of(name.partition("/")[0])
+            if part is not None:
+                names.setdefault(part.k, name)
+        names |= devices
+        assigned = [names.get(part.k, part.device) for part in plan.assignments]
         return _Inspected(
             difference=self._inspector.difference(counted),
             own={k: self._inspector.alone(k, one) for k, one in surprises.items()},
@@ -501,9 +509,14 @@ def _place(bundle: Bundle, weights: FusionWeights, reject: float | None) -> int:
     if not weights.novelty:
         if reject is None:
             return 0
+        why = (
+            "answers of several labels do not say that an item is unknown: remove `reject`"
+            if weights.several
+            else "the bundle was made without; make it anew"
+        )
         raise ConfigError(
             f"{bundle.path / FUSION}: key `novelty`: expected thresholds for `reject` {reject:g} "
-            "of the fleet file, found none: the bundle was made without; make it anew"
+            f"of the fleet file, found none: {why}"
         )
     try:
         return weights.novelty.place(reject)

@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from mdp import console
+from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Plan
 from partitioner import api
@@ -64,6 +65,9 @@ def plan(
     --latency-ms 40 --out plan.toml
     """
     if given.value("plan.teacher") is None:
+        for option, wanted in (("--explain", explain), ("--pareto", pareto), ("--plot", plot)):
+            if wanted:
+                raise InputError(f"{option}: expected --teacher beside it")
         _plan_by_measurement(given.build(), out, json=json)
         return
     check_one_label(given.value("run.labels"))

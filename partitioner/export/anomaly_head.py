@@ -32,7 +32,11 @@ DEPTHS = (0.35, 0.65)
 _MOST_PREFIX = 8
 #: A channel varies at least this much of the median one: else noise of an int8 step is far away.
 _LEAST_SHARE = 0.1
+#: And this much of one of those that vary most: over a plain background most hardly vary at all.
+_LEAST_OF_MOST, _MOST = 0.05, 0.9
 _LEAST_SCALE = 1e-6
+#: The opset from which on ReduceMax and ReduceL2 get their axes as an input.
+_AXES_ARE_INPUTS = 18
 #: Names of the head's nodes and tensors begin so.
 PREFIX = "mdp/anomaly/"
 
@@ -110,7 +114,11 @@ class Moments:
         assert self._mean is not None
         assert self._squares is not None
         scale = np.sqrt(self._squares / max(1, self.count - 1))
-        least = max(_LEAST_SHARE * float(np.median(scale)), _LEAST_SCALE)
+        least = max(
+            _LEAST_SHARE * float(np.median(scale)),
+            _LEAST_OF_MOST * float(np.quantile(scale, _MOST)),
+            _LEAST_SCALE,
+        )
         return LayerFit(self._mean.astype(np.float32), np.maximum(scale, least).astype(np.float32))
 
 
@@ -297,7 +305,8 @@ def with_head(
     import onnx
 
     loaded = onnx.load_from_string(model)
-    writer = _Writer(loaded.graph)
+    opset = next(one.version for one in loaded.opset_import if one.domain in ("", "ai.onnx"))
+    writer = _Writer(loaded.graph, opset)
     side = max(layer.side for layer in layers)
     grids = [
         writer.resize(writer.distances(layer, fit), layer.side, side)
@@ -309,7 +318,7 @@ def with_head(
     if len(grids) > 1:
         whole = writer.node("Mul", [whole, writer.constant(np.float32(1 / len(grids)))])
     flat = writer.node("Reshape", [whole, writer.constant(np.array([-1, side**2]))])
-    writer.node("ReduceMax", [flat, writer.constant(np.array([1]))], keepdims=1, output=ANOMALY)
+    writer.reduce("ReduceMax", flat, 1, keepdims=1, output=ANOMALY)
     cells = writer.resize(whole, side, MAP_SIDE)
     cells = writer.node("Mul", [cells, writer.constant(np.float32(MAP_LIMIT / limit))])
     bounds = [writer.constant(np.float32(0)), writer.constant(np.float32(255))]
@@ -328,8 +337,8 @@ def with_head(
 class _Writer:
     """Appends a head's nodes to a graph."""
 
-    def __init__(self, graph: Any) -> None:
-        self._graph = graph
+    def __init__(self, graph: Any, opset: int) -> None:
+        self._graph, self._opset = graph, opset
         self._count = 0
 
     def _name(self) -> str:
@@ -357,6 +366,14 @@ class _Writer:
         )
         return made
 
+    def reduce(
+        self, kind: str, x: str, axis: int, *, keepdims: int, output: str | None = None
+    ) -> str:
+        """Name of the output of a new node that reduces `axis`."""
+        if self._opset < _AXES_ARE_INPUTS:
+            return self.node(kind, [x], output, axes=[axis], keepdims=keepdims)
+        return self.node(kind, [x, self.constant(np.array([axis]))], output, keepdims=keepdims)
+
     def distances(self, layer: Layer, fit: LayerFit) -> str:
         """Distances `[N, side, side]` of a layer's places."""
         import onnx
@@ -375,7 +392,7 @@ class _Writer:
         x = self.node("Sub", [x, self.constant(mean.astype(np.float32))])
         x = self.node("Mul", [x, self.constant(inverse.astype(np.float32))])
         # Root of the sum of squares in one node.
-        x = self.node("ReduceL2", [x, self.constant(np.array([axis]))], keepdims=0)
+        x = self.reduce("ReduceL2", x, axis, keepdims=0)
         if layer.prefix is None:
             return x
         grid = np.array([-1, layer.side, layer.side])

@@ -130,7 +130,11 @@ def inspect_bundle(
     scores = {m.assignment.k: m.good for m in members}
     if (found := suspicious(scores)) and not request.all_good:
         raise InputError(_format_error(request, good, found))
-    strange = lone_sides(scores, {m.assignment.k: m.patched for m in members})
+    strange = lone_sides(
+        scores,
+        {m.assignment.k: m.patched for m in members},
+        {m.assignment.k: m.assignment.camera for m in members},
+    )
     measured = {m.assignment.k: m.defects for m in members if m.defects is not None}
     if measured:
         # Those that choose how scores are fused do not measure it.

@@ -180,13 +180,18 @@ def suspicious(good: Mapping[int, Values]) -> list[int]:
     return [int(row) for row in order if worst[row] > limit]
 
 
-def lone_sides(good: Mapping[int, Values], patched: Mapping[int, Values]) -> dict[int, Values]:
-    """Scores of items with a planted patch before one camera each, in turn; the others see good."""
-    members = sorted(good)
-    count = len(good[members[0]])
+def lone_sides(
+    good: Mapping[int, Values], patched: Mapping[int, Values], cameras: Mapping[int, str | None]
+) -> dict[int, Values]:
+    """Scores of items with a planted patch before one camera each, in turn; the others see good.
+
+    Members of one camera, and of single pictures all (their camera is None), see it together.
+    """
+    sides = list(dict.fromkeys(cameras[k] for k in sorted(good)))
+    count = len(good[min(good)])
     return {
-        k: np.where(np.arange(count) % len(members) == place, patched[k], good[k])
-        for place, k in enumerate(members)
+        k: np.where(np.arange(count) % len(sides) == sides.index(cameras[k]), patched[k], good[k])
+        for k in sorted(good)
     }
 
 

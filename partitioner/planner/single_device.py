@@ -24,7 +24,6 @@ def single_device(problem: Problem, limits: PlanLimits) -> SingleDevice | None:
     accuracy is None where nothing supports one; the order is the law's all the same.
     """
     alone = problem.limits(limits.target_ms, 1)
-    max_j = math.inf if alone.max_energy_j is None else alone.max_energy_j
     unsure = problem.predictor.typical_error
     runs: list[tuple[float, float, str, Run, bool]] = []
     for index, device in enumerate(problem.devices):
@@ -37,7 +36,8 @@ def single_device(problem: Problem, limits: PlanLimits) -> SingleDevice | None:
         able += [
             run
             for run in problem.public_networks[index]
-            if run.latency_ms(alone.quantile) <= alone.target_ms and (run.energy_j or 0) <= max_j
+            if run.latency_ms(alone.quantile) <= alone.target_ms
+            and _takes_at_most(run, alone.max_energy_j)
         ][:1]
         for run in able:
             is_teacher = bool(itself) and isinstance(run, Candidate)
@@ -195,3 +195,8 @@ def _expectation_at_most(problem: Problem, placements: Sequence[Placement]) -> f
     objective, sums = exact_objective(problem, placements)
     seeing = any(device.sight is not None for device in problem.devices)
     return objective.value(sums, most=problem.predictor.beyond if seeing else 1.0)
+
+
+def _takes_at_most(run: Run, max_energy_j: float | None) -> bool:
+    """Tell whether a run keeps a limit of energy, if there is one: unknown energy does not."""
+    return max_energy_j is None or (run.energy_j is not None and run.energy_j <= max_energy_j)

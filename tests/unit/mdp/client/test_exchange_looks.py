@@ -359,6 +359,17 @@ def test_a_missing_score_is_no_answer_of_this_bundle(inspecting: Desk) -> None:
     assert (answer.normal, answer.blind_sides) == (False, ("beta",))
 
 
+def test_blind_sides_are_called_as_in_the_fleet(tmp_path: Path) -> None:
+    folder = of_cameras(with_anomaly(write_bundle(tmp_path / "bundle")))
+    desk = Desk(folder, [("alpha", 0), ("beta/spare", 1), ("gamma", 2)])
+    look(desk)
+    looks(desk)
+    for device, score in (("alpha", 0.5), ("beta/spare", None), ("gamma", 0.1)):
+        see(desk, device, frame=1, request_id=1, anomaly=score)
+    answer = desk.prediction()
+    assert set(answer.missing) == set(answer.blind_sides) == {"beta/spare"}
+
+
 def test_a_camera_that_has_moved_is_said_and_does_not_decide(inspecting: Desk) -> None:
     random = np.random.default_rng(0)
     answers = []

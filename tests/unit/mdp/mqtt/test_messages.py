@@ -99,8 +99,11 @@ def test_an_answer_and_none_are_shown(bundle: Bundle) -> None:
         "Latency": "12.35",
         "Problem": "ON",
         "Unknown item": "OFF",
-        "Different from good ones": "OFF",
+        # Nobody has inspected it.
+        "Different from good ones": "None",
     }
+    fine = answer_payload("now", msgspec.structs.replace(ANSWER, normal=True, anomaly=0.2))
+    assert states(config, fine)["Different from good ones"] == "OFF"
     worn = answer_payload(
         "now", msgspec.structs.replace(ANSWER, normal=False, anomaly=1.2, blind_sides=("beta.2",))
     )

@@ -266,6 +266,12 @@ def test_another_rate_has_another_threshold_that_was_not_measured(tmp_path: Path
             AnswerBuilder(Bundle.open(folder), "stacked", reject=rate)
 
 
+def test_no_item_of_several_labels_is_unknown(tmp_path: Path) -> None:
+    bundle = Bundle.open(write_bundle(tmp_path / "bundle", several=True))
+    with pytest.raises(ConfigError, match=r"`reject` 0\.02 .* is unknown: remove `reject`$"):
+        AnswerBuilder(bundle, "stacked", reject=0.02)
+
+
 def test_thresholds_that_were_never_measured(tmp_path: Path) -> None:
     folder = with_novelty(write_bundle(tmp_path / "bundle"), rejected=None)
     answer = conclude(folder, (0, 1, 2))

@@ -23,9 +23,11 @@ from partitioner.planner.explain import cautions, explain
 from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
+from partitioner.planner.single_device import single_device
 from partitioner.planner.targets import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.regions import REGIONS, WHOLE, where
 from tests.support.models.planning import BASE, known_problem, settings, shares
+from tests.support.models.trees import write_scenes
 from tests.unit.partitioner.cli.conftest import Run
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
@@ -105,6 +107,10 @@ def test_a_device_without_known_power_has_no_part_under_an_energy_limit() -> Non
     profiles = [read_profile(name) for name in NAMES]
     plan = plan_within(make_problem(BASE, profiles, max_energy_j=1.0), 40.0).plan
     assert "the profile has no `power_w`" in plan.left_out["laptop-cpu"]
+    # Nor is the plan refused for that device alone.
+    problem = make_problem(BASE, profiles, max_energy_j=1.0)
+    alone = single_device(problem, problem.limits(40.0, 1))
+    assert alone is None or alone.device != "laptop-cpu"
 
 
 @pytest.mark.parametrize(
@@ -407,6 +413,20 @@ def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_pa
     assert "n100*0: expected a number of boards from 1 to 64" in err
 
 
+@pytest.mark.torch
+def test_cameras_that_are_called_as_the_devices_are_their_own(run: Run, tmp_path: Path) -> None:
+    scenes = write_scenes(tmp_path / "scenes", each=8)
+    for camera, device in (("left", "n100-1"), ("right", "n100-2")):
+        for picture in scenes.rglob(f"{camera}.png"):
+            picture.rename(picture.with_stem(device))
+    code, _, err = run(
+        "plan", "--teacher", "vit_tiny_patch16_224", "--profiles", "n100*2", "--latency-ms", 60,
+        "--data", scenes, "--out", "p.toml", "--anyway",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert read_plan(tmp_path / "p.toml").cameras == ["n100-1", "n100-2"]
+
+
 #: A plan for a teacher of which a bundle is on file.
 KNOWN = [
     "plan", "--teacher", "vit_tiny_patch16_224", "--teacher-arg", "img_size=32", "patch_size=8",
@@ -469,4 +489,16 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, args: list[object], mes
     assert (code, out) == (2, "")
     assert err.startswith(f"mdp-partition: {message}")
     assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [["--explain"], ["--pareto"], ["--plot", "plan.svg"]])
+def test_a_plan_by_measurement_has_no_explanations(
+    run: Run, tmp_path: Path, option: list[str]
+) -> None:
+    code, out, err = run(
+        "plan", "--profiles", "n100", "--latency-ms", 5, "--data", tmp_path, *option
+    )
+    assert (code, out) == (2, "")
+    assert err == f"mdp-partition: {option[0]}: expected --teacher beside it\n"
     assert not list(tmp_path.iterdir())

@@ -106,6 +106,41 @@ def models(pixels: NDArray[np.uint8]) -> dict[str, bytes]:
     }
 
 
+def convolutions_by_hand(opset: int) -> bytes:
+    """Five convolutions, each of half the side, without torch's exporter."""
+    random, make = np.random.default_rng(0), onnx.helper.make_node
+    nodes = [
+        make("Cast", ["images"], ["f"], to=onnx.TensorProto.FLOAT),
+        make("Transpose", ["f"], ["x0"], perm=[0, 3, 1, 2]),
+    ]
+    weights, before = [], 3
+    for i in range(5):
+        kernel = random.normal(size=(16, before, 3, 3)) / np.sqrt(9 * before)
+        weights.append(onnx.numpy_helper.from_array(kernel.astype(np.float32), f"w{i}"))
+        nodes += [
+            make("Conv", [f"x{i}", f"w{i}"], [f"c{i}"], strides=[2, 2], pads=[1, 1, 1, 1]),
+            make("Relu", [f"c{i}"], [f"x{i + 1}"]),
+        ]
+        before = 16
+    last = random.normal(size=(16, CLASSES)).astype(np.float32)
+    weights.append(onnx.numpy_helper.from_array(last, "last"))
+    nodes += [
+        make("GlobalAveragePool", ["x5"], ["pooled"]),
+        make("Flatten", ["pooled"], ["flat"]),
+        make("MatMul", ["flat", "last"], ["bag"]),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes, "g", [info("images", onnx.TensorProto.UINT8, ["N", SIDE, SIDE, 3])],
+        [info("bag", onnx.TensorProto.FLOAT, ["N", CLASSES])], weights,
+    )  # fmt: skip
+    made = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8
+    )
+    content: bytes = made.SerializeToString()
+    return content
+
+
 def session_of(model: bytes) -> Any:
     return import_onnxruntime().InferenceSession(model, providers=[CPU])
 
@@ -216,6 +251,32 @@ def test_moments_are_those_of_all_pictures() -> None:
     assert fit.mean == pytest.approx(features.mean(axis=0), abs=1e-5)
     expected = features.std(axis=0, ddof=1)
     assert fit.scale == pytest.approx(np.maximum(expected, 0.1 * np.median(expected)), rel=1e-4)
+
+
+def test_a_plain_background_does_not_make_its_own_noise_count() -> None:
+    """Most places see a mask, whose features differ by steps of int8 alone."""
+    random = np.random.default_rng(0)
+    features = random.normal(0, 1, (50, 20, 5)).astype(np.float32)
+    features[:, 4:] = random.choice([0.0, 0.01], (50, 16, 5), p=[0.99, 0.01])
+    moments = Moments()
+    moments.add(features)
+    scale = moments.fit().scale
+    assert scale[:4].min() > 0.5
+    assert scale[4:].min() > 0.04
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18])
+def test_a_head_fits_models_of_older_opsets(opset: int, pixels: NDArray[np.uint8]) -> None:
+    model = convolutions_by_hand(opset)
+    layers, fits, _ = fitted(model, pixels)
+    made = with_head(model, layers, fits, limit=2.0)
+    (scores,) = session_of(made).run(["anomaly"], {"images": pixels})
+    values = session_of(with_features(model, layers)).run(feature_names(layers), {"images": pixels})
+    distances = [
+        fit.distances(layer.places(value))
+        for layer, fit, value in zip(layers, fits, values, strict=True)
+    ]
+    assert scores[:, 0] == pytest.approx(scores_of(map_of(layers, distances)), rel=1e-3)
 
 
 def test_planted_patches_change_a_part_of_each_picture(pixels: NDArray[np.uint8]) -> None:

@@ -22,6 +22,9 @@ def good(count: int = 400, members: int = 3, seed: int = 0) -> dict[int, Values]
     return {k: (k + 1) * (2 + random.exponential(0.3, count)) for k in range(members)}
 
 
+CAMERAS = {0: "left", 1: "right", 2: "top"}
+
+
 def fit_tail(scores: Values) -> ScoreTail:
     """The tail of a member that is alone."""
     (tail,) = fit_tails({0: scores})
@@ -90,10 +93,21 @@ def test_equal_scores_have_a_tail() -> None:
     assert surprise(1.1, tail) > 3.0
 
 
+def test_members_of_one_camera_see_a_defect_together() -> None:
+    usual, strange = good(), good(seed=5)
+    alone = lone_sides(usual, strange, CAMERAS)
+    for place, k in enumerate(sorted(usual)):
+        seen = np.arange(len(usual[k])) % len(usual) == place
+        assert np.array_equal(alone[k], np.where(seen, strange[k], usual[k]))
+    # Of single pictures all see it.
+    together = lone_sides(usual, strange, dict.fromkeys(usual))
+    assert all(np.array_equal(together[k], strange[k]) for k in usual)
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.05])
 def test_further_good_items_are_rejected_at_the_rate(rate: float) -> None:
     first = good()
-    table = fit_anomaly(first, lone_sides(first, good(seed=5)), rate=rate)
+    table = fit_anomaly(first, lone_sides(first, good(seed=5), CAMERAS), rate=rate)
     assert table.default <= rate
     more = surprises_of(good(20_000, seed=9), table.tails)
     for one in table.subsets:
