@@ -18,6 +18,7 @@ exit code of a command that ends with it.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class MDPError(Exception):
@@ -71,6 +72,10 @@ class InferenceError(MDPError):
     ) -> None:
         super().__init__(message)
         self.outcomes, self.codes = dict(outcomes), dict(codes or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tell pickle and copy of all arguments: it crosses processes whole."""
+        return type(self), (str(self), self.outcomes, self.codes)
 
 
 class DeadlineExceeded(InferenceError):

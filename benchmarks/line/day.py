@@ -10,6 +10,7 @@ benchmarks/results/line-day.json.
 
 import gc
 import itertools
+import math
 import json
 import os
 import random
@@ -106,7 +107,7 @@ def main() -> None:
     with (
         RecordFile(folder / "items.jsonl") as file,
         ItemKeeper(
-            kept_folder, FastCameras, lambda: 0.0, lambda text: print(text), within_s=0.25
+            kept_folder, FastCameras, lambda _: math.inf, lambda text: print(text), within_s=0.25
         ) as keeper,
     ):
 

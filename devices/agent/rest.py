@@ -2,6 +2,7 @@
 
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer, NoFrameError
+from mdp.protocol.fields import MAX_MILLISECONDS
 from mdp.protocol.rest import RestReply, RestRequest
 from mdp.transport import Peer
 
@@ -23,7 +24,8 @@ def answer_rest(
         request_id=request.request_id,
         frame=rest.number,
         age_ms=rest.age_ms,
-        still_ms=rest.still_ms,
+        # Eleven days are as long as a message tells.
+        still_ms=min(rest.still_ms, MAX_MILLISECONDS),
         changes=rest.changes,
     )
     replies.send(peer.route, reply)

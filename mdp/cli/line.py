@@ -40,6 +40,8 @@ LINE_BIND = "127.0.0.1:8090"
 FOLLOW_S = 1.0
 #: On a line that is never idle, whose next item may have to wait for that.
 FOLLOW_BUSY_S = 10.0
+#: How long a changed fleet's devices are waited for, while items may come.
+RELOAD_S = 0.2
 _TRIGGERS = "expected interval, still, mqtt:TOPIC or http"
 
 
@@ -291,7 +293,7 @@ class _Line:
         self._keeper = ItemKeeper(
             KeptFolder(folder, int(asked.keep_mb * 1e6)),
             lambda: FleetCameras(read_devices(asked.fleet), asked.client_options()),
-            lambda: self._triggers.newest_s + timing.delay_s,
+            lambda moment_s: self._triggers.next_after(moment_s - timing.delay_s) + timing.delay_s,
             say,
             within_s=asked.frame_within_ms / 1e3,
         )
@@ -405,7 +407,8 @@ class _Follower:
         with self._files.following() as changed:
             if not changed:
                 return
-            self._client.reload()
+            # Devices that are away are taken in as they come; items are waiting.
+            self._client.reload(timeout_s=RELOAD_S)
             self._book.renew()
             self._line.renew()
             try:

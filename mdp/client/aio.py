@@ -161,7 +161,8 @@ class AsyncClient(base.BaseClient):
         """The connection of a new call until that ends; the first one waits for the agents."""
         self._check_usable()
         if self._connect_s or self._loop is None:
-            await self._first_wait(deadline.remaining_s(self._clock()))
+            # One device that is away takes no more of it.
+            await self._first_wait(base.CONNECT_SHARE * deadline.remaining_s(self._clock()))
         user = object()
         connection = self._connection_of_call(user)
         try:

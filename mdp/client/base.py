@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
+#: The most of its deadline that a first call waits for the agents.
+CONNECT_SHARE = 0.5
 #: From a look without an answer to the next one, at least.
 RETRY_MS = 100.0
 #: When the calls of this task or thread began, by `time.monotonic`; None: when they are made.
@@ -142,8 +144,10 @@ class FleetConnection:
         """Wait for the next event or moment to decide, at most `timeout_s`, and take it in."""
         if self.arrivals:
             self.take_in()
-        while self.arrivals:
-            self.arrivals.popleft()()
+            while self.arrivals:
+                self.arrivals.popleft()()
+            # A call that ended at once has its thread waiting, and nothing else may be under way.
+            timeout_s = 0.0
         left_s = min(timeout_s, self.dispatcher.next_wake_s() - self._clock())
         if events := self.transport.poll(max(0.0, left_s)):
             self.dispatcher.handle(events)

@@ -59,6 +59,9 @@ class Cutter:
             loaded = load_picture(picture_of_camera, smallest_side=self._finest[camera])
             for (region, size, encoding), members in self._wanted[camera].items():
                 pixels = crop(loaded, region, size)
+                if isinstance(loaded, np.ndarray) and np.may_share_memory(pixels, loaded):
+                    # The caller may fill its array anew before this is sent, or sent again.
+                    pixels = pixels.copy()
                 buffer = encode_jpeg(pixels) if encoding == "jpeg" else pixels.data.cast("B")
                 views.update(dict.fromkeys(members, SentCrop(size, encoding, buffer)))
         return views

@@ -1,12 +1,12 @@
 """Follows a fleet file and its bundle, whoever has a client of them; no clock, no thread."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from mdp.errors import MDPError
-from mdp.formats.fleet import Fleet, files_stamp
+from mdp.formats.fleet import Fleet, files_stamp, read_devices
 
 
 class FleetUser(Protocol):
@@ -43,8 +43,13 @@ class FollowedFiles:
             self._fail(f"{self._path}: cannot be read: {error.strerror or error}")
             yield False
             return
+        changed = stamp != self._read
+        if changed:
+            # By the bundle that the file names now; what is wrong with it is found in the block.
+            with suppress(MDPError, OSError):
+                stamp = files_stamp(self._path, read_devices(self._path))
         try:
-            yield stamp != self._read
+            yield changed
         except (MDPError, OSError) as error:
             self._fail(str(error))
         else:

@@ -17,6 +17,7 @@ from typing import Any, Self, Unpack, overload
 
 from mdp.arguments import Errors, Raising, Streaming, Watching, check_pictures, check_timeout_s
 from mdp.client.base import (
+    CONNECT_SHARE,
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_MS,
     BaseClient,
@@ -44,9 +45,6 @@ _CHECK_S = 0.25
 _SOON_S = 0.001
 #: How often a thread that decodes looks whether it has to see to calls under way.
 _TEND_S = 0.005
-
-#: The most of its deadline that `classify` waits for the agents.
-_CONNECT_SHARE = 0.5
 
 
 class _Waiting:
@@ -240,7 +238,7 @@ class Client(BaseClient, Closing):
         begun: deque[_Begun] = deque()
         try:
             for picture in pictures:
-                begun.append(self._begin(picture, Deadline(self._clock(), how.deadline_ms)))
+                begun.append(self._begin(picture, Deadline(self._clock(), float(how.deadline_ms))))
                 if len(begun) >= how.in_flight:
                     yield self._outcome(begun.popleft(), how.errors)
             while begun:
@@ -248,7 +246,25 @@ class Client(BaseClient, Closing):
         finally:
             # Whoever reads the stream has left.
             for call in begun:
+                self._give_up(call)
                 self._leave(call.connection, call)
+
+    def _give_up(self, call: "_Begun") -> None:
+        """Have nobody asked any more for a call whose answer nobody takes."""
+        if call.error is not None or self._closed or self._process is not this_process():
+            return
+        connection, waiting = call.connection, call.waiting
+
+        def abandon() -> None:
+            if waiting.call is not None:
+                connection.dispatcher.abandon(waiting.call)
+
+        connection.arrivals.append(abandon)
+        if self._take_turn(0.0):
+            with self._holding():
+                self._step(connection, 0.0)
+        else:
+            self._wake()
 
     def _begin(self, picture: PictureOrScene, deadline: Deadline) -> "_Begun":
         """Begin a call, whose connection stays open until its answer is taken."""
@@ -600,6 +616,6 @@ def classify(
     deadline = Deadline(time.monotonic(), check_deadline_ms(deadline_ms))
     timeout_s = options.get("timeout_s", CONNECT_TIMEOUT_S)
     check_timeout_s(timeout_s)
-    options["timeout_s"] = min(timeout_s, _CONNECT_SHARE * deadline.ms / 1e3)
+    options["timeout_s"] = min(timeout_s, CONNECT_SHARE * deadline.ms / 1e3)
     with Client(fleet, **options) as client:
         return client._classify(picture, deadline)

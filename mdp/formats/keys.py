@@ -261,7 +261,8 @@ def allow(folder: Path, public: Path, rights: Mapping[str, bool]) -> ClientLimit
 def revoke(folder: Path, name: str) -> list[Path]:
     """Rename NAME.public in a folder of clients to NAME.revoked; returns the renamed files.
 
-    Also those of other names with the same key. An older NAME.revoked stays: the new one is
+    NAME.limits becomes NAME.limits.revoked: a later key of that name has no rights by it. Also
+    those of other names with the same key. An older NAME.revoked stays: the new one is
     NAME.revoked-2 then. Raises InputError for a name that is not there, ConfigError for a file
     that is no public key.
     """
@@ -272,7 +273,12 @@ def revoke(folder: Path, name: str) -> list[Path]:
     key = load_public(folder / f"{name}{PUBLIC}")
     clients = [file for file in here if file.stem == name or _is_key(file, key)]
     try:
-        return [file.rename(_free_path(file.with_suffix(REVOKED))) for file in clients]
+        revoked = [file.rename(_free_path(file.with_suffix(REVOKED))) for file in clients]
+        for file in clients:
+            limits = file.with_suffix(LIMITS)
+            if limits.exists():
+                limits.rename(_free_path(limits.with_name(f"{limits.name}{REVOKED}")))
+        return revoked
     except OSError as error:
         raise InputError(f"{folder}: cannot be changed: {error.strerror}") from error
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mdp.errors import InputError
@@ -41,7 +42,9 @@ class KeptFolder:
         #: Folder's name -> its bytes on the disk, the oldest item first.
         self._bytes: dict[str, int] = {}
         for kept in list_kept(path, order="oldest"):
-            self._bytes[kept.folder.name] = _bytes_of(kept.folder)
+            # Who looks through them may take one away.
+            with suppress(OSError):
+                self._bytes[kept.folder.name] = _bytes_of(kept.folder)
         if path.is_dir():
             for one in path.iterdir():
                 # Of a watcher that was killed.

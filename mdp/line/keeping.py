@@ -47,16 +47,15 @@ def pictures_of_item(
     """The pictures by device that show the item, and why others are missing.
 
     Taken `within_s` before the item's moment `moment_s` at the earliest, and before the moment of
-    the newest item, `next_s`, where that is another one.
+    the next item, `next_s`, which is infinite while there is none.
     """
-    later_s = next_s if next_s > moment_s else float("inf")
     taken: dict[str, bytes] = {}
     missing = {**scene.missing}
     for device, content in scene.pictures.items():
         taken_s = scene.taken_s.get(device, moment_s)
         if taken_s < moment_s - within_s:
             missing[device] = "its newest picture is of before the item"
-        elif taken_s >= later_s:
+        elif taken_s >= next_s:
             missing[device] = "the next item was there already"
         else:
             taken[device] = content
@@ -70,7 +69,7 @@ class ItemKeeper(Closing):
         self,
         folder: KeptFolder,
         connect: Callable[[], PictureSource],
-        newest_s: Callable[[], float],
+        next_s: Callable[[float], float],
         report: Callable[[str], None],
         *,
         within_s: float,
@@ -78,11 +77,11 @@ class ItemKeeper(Closing):
     ) -> None:
         """Keep items in `folder`, with pictures of what `connect` gives, here and after `renew`.
 
-        `newest_s` is the moment of the newest item, by `clock`; `within_s` is how long before an
-        item's moment its pictures may be taken. Raises ConfigError where the cameras cannot be
-        asked.
+        `next_s` tells the moment of the item after that of a moment, by `clock`, infinite while
+        there is none; `within_s` is how long before an item's moment its pictures may be taken.
+        Raises ConfigError where the cameras cannot be asked.
         """
-        self._folder, self._newest_s, self._clock = folder, newest_s, clock
+        self._folder, self._next_s, self._clock = folder, next_s, clock
         self._report, self._say_once = report, SaidOnce(report)
         self._within_s = within_s
         self._cameras = RenewedConnection(connect)
@@ -122,7 +121,7 @@ class ItemKeeper(Closing):
         try:
             scene = self._cameras.latest().take()
             pictures, missing = pictures_of_item(
-                scene, task.moment_s, self._newest_s(), self._within_s
+                scene, task.moment_s, self._next_s(task.moment_s), self._within_s
             )
             for device, reason in missing.items():
                 self._say_once(f"no picture of {device} is kept: {reason}")
@@ -130,7 +129,7 @@ class ItemKeeper(Closing):
                 self.left_out += 1
                 return
             self._folder.write(task.record.item, _with_pictures(task, scene, missing), pictures)
-        except MDPError as error:
+        except (MDPError, OSError) as error:
             self.left_out += 1
             # Once, and not for each item as long as a disk is full.
             if not self._failing:

@@ -50,6 +50,7 @@ class RestWatch(Closing):
         """Ask what `connect` gives; raises ConfigError where every agent is too old to tell."""
         self._found, self._report, self._clock = found, report, clock
         self._say_once = SaidOnce(report)
+        self._rest_ms = rest_ms
         self._trigger, self._blind = StillTrigger(rest_ms), BlindSpells(rest_ms)
         #: Spells that are not said yet, and when they may be.
         self._spells_s: list[float] = []
@@ -77,8 +78,11 @@ class RestWatch(Closing):
         due_s = self._clock()
         while not self._over.is_set():
             due_s = max(due_s + self._every_s, self._clock())
+            former = self._rests.current
             try:
-                self._rests.latest()
+                if self._rests.latest() is not former:
+                    # Devices that left the fleet count no more.
+                    self._blind = BlindSpells(self._rest_ms)
             except MDPError as error:
                 # A fleet file that is wrong now: the former connections go on.
                 self._say_once(str(error))

@@ -61,8 +61,8 @@ class TriggerQueue:
         self._ids = RecentIds(remembered)
         self._tickets = itertools.count(1)
         self._ended = False
-        #: The moment of the newest trigger.
-        self.newest_s = float("-inf")
+        #: Moments of the latest triggers.
+        self._moments: deque[float] = deque(maxlen=remembered)
 
     def add(
         self, item: str | None, moment_s: float, time: str, heard_s: float = -math.inf
@@ -82,9 +82,14 @@ class TriggerQueue:
                 moment_s=moment_s, time=time, item=item, heard_s=heard_s, ticket=number
             )
             self._waiting.append(trigger)
-            self.newest_s = max(self.newest_s, moment_s)
+            self._moments.append(moment_s)
             self._lock.notify()
         return trigger
+
+    def next_after(self, moment_s: float) -> float:
+        """The moment of the first trigger after `moment_s`; infinite while there is none."""
+        with self._lock:
+            return min((one for one in self._moments if one > moment_s), default=math.inf)
 
     def take(self, timeout_s: float) -> list[Trigger]:
         """Return what has come, waiting for the first one for `timeout_s` at most."""

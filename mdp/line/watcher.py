@@ -81,6 +81,9 @@ class LineWatcher:
         """Refuse further triggers, and give each item that has come its record, in its time."""
         self._triggers.end()
         if not isinstance(self._book, ItemBook):
+            # A state that the last look has settled; no further look is due.
+            while isinstance(step := self._book.step(-math.inf), ItemOutcome):
+                self._end(step)
             return
         while self.turn() or self._book.wake_s(self._clock()) < math.inf:
             pass

@@ -8,7 +8,8 @@ from mdp.files import Record
 
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+MAX_MILLISECONDS = 1e9
+Milliseconds = Annotated[float, Meta(ge=0, le=MAX_MILLISECONDS)]
 Text = Annotated[str, Meta(max_length=1024)]
 
 

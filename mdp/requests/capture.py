@@ -121,7 +121,7 @@ def frame_query(at: Moment, *, within_ms: float, now_s: float) -> FrameQuery:
     """The frame to ask for; raises InputError for a moment to come, or one that is none."""
     _check_age("within_ms", within_ms)
     if at == "latest":
-        return FrameQuery(within_ms=within_ms)
+        return FrameQuery(within_ms=float(within_ms))
     if not isinstance(at, Real) or not math.isfinite(at):
         raise InputError(f"at: expected 'latest' or a reading of time.monotonic(), got {at!r}")
     ago_ms = (now_s - at) * 1e3
@@ -129,13 +129,13 @@ def frame_query(at: Moment, *, within_ms: float, now_s: float) -> FrameQuery:
         raise InputError(
             f"at: expected a moment up to {MAX_AGO_MS:g} ms ago, got one {ago_ms:g} ms ago"
         )
-    return FrameQuery(moment_s=at, within_ms=within_ms)
+    return FrameQuery(moment_s=float(at), within_ms=float(within_ms))
 
 
 def check_every_ms(every_ms: float) -> float:
     """`every_ms` if one can look so often; raises InputError."""
     _check_age("every_ms", every_ms)
-    return every_ms
+    return float(every_ms)
 
 
 def _check_age(name: str, value_ms: float) -> None:

@@ -32,7 +32,8 @@ class Deadline(Struct, frozen=True):
 def check_deadline_ms(deadline_ms: float, name: str = "deadline_ms") -> float:
     """`deadline_ms` if one can wait so many milliseconds; raises InputError, which names `name`."""
     check_number(name, deadline_ms, _EXPECTED, lambda value: 0 < value <= MAX_DEADLINE_MS)
-    return deadline_ms
+    # Of NumPy's numbers too, which no message can hold.
+    return float(deadline_ms)
 
 
 def reserve_s(deadline_ms: float) -> float:

@@ -13,8 +13,7 @@ from torch.distributed import ProcessGroup
 
 from mdp.errors import TransferError
 from mdp.files import write_bytes
-from partitioner.crew.averaging.groups import TrainerGroups
-from partitioner.crew.averaging.parameters import CrewEnded
+from partitioner.crew.averaging.parameters import CrewEnded, ProcessGroups
 from partitioner.crew.messages import (
     AnyAction,
     Commit,
@@ -39,7 +38,7 @@ ATTEMPTS = 5
 def train_in_generations(
     network: str,
     control: TrainerControl,
-    groups: TrainerGroups,
+    groups: ProcessGroups,
     checkpoint: Path,
     train: Callable[[Crew, tuple[int, ...]], None],
 ) -> None:
@@ -78,7 +77,7 @@ def train_in_generations(
 
 
 def _next_generation(
-    network: str, control: TrainerControl, groups: TrainerGroups, checkpoint: Path
+    network: str, control: TrainerControl, groups: ProcessGroups, checkpoint: Path
 ) -> tuple[Crew, tuple[int, ...]]:
     """The next generation, whose members all have the checkpoint of those furthest on."""
     meet = _next(network, control)

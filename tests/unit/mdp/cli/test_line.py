@@ -64,7 +64,9 @@ def test_a_changed_fleet_is_followed_between_items(
     labels = ["good", "dent"]
     calls: list[str] = []
 
-    def reload() -> None:
+    def reload(timeout_s: float) -> None:
+        # Items are waiting meanwhile.
+        assert timeout_s == line.RELOAD_S
         calls.append("reload")
         if labels == []:
             raise ConfigError("fleet.toml: being written")

@@ -54,6 +54,10 @@ class PlayedConnection:
         self.calls.append(call)
         return call
 
+    def abandon(self, call: PlayedCall) -> None:
+        if call in self.calls:
+            self.calls.remove(call)
+
     def take_in(self) -> None:
         assert not self.closed, f"{self.name} is closed"
 

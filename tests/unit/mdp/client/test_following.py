@@ -46,6 +46,19 @@ def test_files_are_read_again_once_for_each_change(followed: Followed) -> None:
     assert not followed.follow()
 
 
+def test_another_bundle_is_read_once(followed: Followed) -> None:
+    other = followed.file.parent / "other" / "manifest.json"
+    other.parent.mkdir()
+    other.write_text("another")
+    entry = '[[devices]]\ndevice = "alpha"\naddress = "tcp://127.0.0.1:1"\nk = 0\n'
+    followed.file.write_text(f'bundle = "other"\n{entry}')
+    assert followed.follow()
+    followed.client.fleet = Fleet(bundle="other", devices=[])
+    assert not followed.follow()
+    other.write_text("and again")
+    assert followed.follow()
+
+
 def test_what_is_wrong_for_a_moment_is_not_said(followed: Followed) -> None:
     followed.file.write_text("half a f")
     followed.wrong = "fleet.toml: expected TOML"

@@ -273,6 +273,17 @@ def test_a_revoked_key_is_allowed_under_no_name(tmp_path: Path) -> None:
         assert [path.name for path in revoke(tmp_path, "office")] == [f"office.revoked{again}"]
 
 
+def test_a_later_key_of_that_name_has_no_rights_of_the_revoked_one(tmp_path: Path) -> None:
+    clients = tmp_path / "clients"
+    new_keys(tmp_path / "first", "office", new_pair)
+    allow(clients, tmp_path / "first" / "office.public", {"push": True})
+    revoke(clients, "office")
+    new_keys(tmp_path / "second", "office", new_pair)
+    assert not allow(clients, tmp_path / "second" / "office.public", {}).push
+    names = sorted(path.name for path in clients.iterdir())
+    assert names == ["office.limits.revoked", "office.public", "office.revoked"]
+
+
 def test_names_of_following_keys() -> None:
     names = ("client", "client-2", "client-9", "n100", "office-pc")
     assert [next_name(Path(f"keys/{name}.secret")) for name in names] == [

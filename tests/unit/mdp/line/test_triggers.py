@@ -1,5 +1,6 @@
 """Triggers from outside: ids as text, as JSON, counted, twice, and none that can be read."""
 
+import math
 import threading
 from contextlib import suppress
 
@@ -61,7 +62,7 @@ def test_an_item_that_comes_twice_is_refused() -> None:
     counted = [queue.add(None, 3.0, "t3"), queue.add(None, 4.0, "t4")]
     assert queue.take(0.0) == [first, *counted]
     assert queue.take(0.0) == []
-    assert queue.newest_s == 4.0
+    assert (queue.next_after(3.0), queue.next_after(4.0)) == (4.0, math.inf)
     assert len({one.ticket for one in (first, *counted)}) == 3
 
 

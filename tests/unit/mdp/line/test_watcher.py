@@ -1,6 +1,7 @@
 """A line that is driven with a client, clock and triggers of a test: records, and what is kept."""
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_pictures_of_before_and_after_an_item_are_none_of_it() -> None:
         "d": "the next item was there already",
         "e": "no answer",
     }
-    assert set(pictures_of_item(scene, 10.0, 10.0, 0.25)[0]) == {"a", "c", "d"}
+    assert set(pictures_of_item(scene, 10.0, math.inf, 0.25)[0]) == {"a", "c", "d"}
 
 
 class PlayedCameras:
@@ -200,7 +201,9 @@ def test_unsure_items_are_kept_as_published(tmp_path: Path) -> None:
     cameras, said = PlayedCameras(), list[str]()
     cameras.missing = {"b": NOT_ALLOWED}
     folder = KeptFolder(tmp_path / "kept", 1_000_000)
-    with ItemKeeper(folder, lambda: cameras, lambda: 0.0, said.append, within_s=0.25) as keeper:
+    with ItemKeeper(
+        folder, lambda: cameras, lambda _: math.inf, said.append, within_s=0.25
+    ) as keeper:
         for item in ("1", "2"):
             keeper.put(kept_record(item), 0.0)
             until(lambda wanted=int(item): keeper.kept == wanted, "it is kept")  # type: ignore[misc]
@@ -227,7 +230,9 @@ def test_a_disk_that_is_full_for_a_while_is_said_once(tmp_path: Path) -> None:
     blocked.rmdir()
     blocked.touch()
     cameras = PlayedCameras()
-    with ItemKeeper(folder, lambda: cameras, lambda: 0.0, said.append, within_s=0.25) as keeper:
+    with ItemKeeper(
+        folder, lambda: cameras, lambda _: math.inf, said.append, within_s=0.25
+    ) as keeper:
         for number in (1, 2):
             keeper.put(kept_record(str(number)), 0.0)
             until(lambda wanted=number: keeper.left_out == wanted, "left out")  # type: ignore[misc]
@@ -239,11 +244,39 @@ def test_a_disk_that_is_full_for_a_while_is_said_once(tmp_path: Path) -> None:
     assert said[1] == f"{blocked}: items are kept again"
 
 
+def test_a_folder_that_cannot_be_asked_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    folder, cameras = KeptFolder(tmp_path / "kept", 1_000_000), PlayedCameras()
+    real, broken = Path.exists, threading.Event()
+
+    def exists(path: Path) -> bool:
+        if broken.is_set() and path.parent == folder.path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    with ItemKeeper(
+        folder, lambda: cameras, lambda _: math.inf, said.append, within_s=0.25
+    ) as keeper:
+        broken.set()
+        keeper.put(kept_record("1"), 0.0)
+        until(lambda: keeper.left_out == 1, "the item that cannot be kept")
+        broken.clear()
+        keeper.put(kept_record("2"), 0.0)
+        until(lambda: keeper.kept == 1, "the next one")
+    assert "Permission denied" in said[0]
+    assert said[1].endswith("items are kept again")
+
+
 def test_items_do_not_wait_for_slow_cameras(tmp_path: Path) -> None:
     cameras, said = PlayedCameras(), list[str]()
     cameras.free.clear()
     folder = KeptFolder(tmp_path / "kept", 1_000_000)
-    with ItemKeeper(folder, lambda: cameras, lambda: 0.0, said.append, within_s=0.25) as keeper:
+    with ItemKeeper(
+        folder, lambda: cameras, lambda _: math.inf, said.append, within_s=0.25
+    ) as keeper:
         for number in range(2 * MOST_WAITING + 1):
             keeper.put(kept_record(str(number)), 0.0)
         assert keeper.left_out >= MOST_WAITING
@@ -314,6 +347,26 @@ def test_items_that_may_have_been_missed_are_said_now_and_then() -> None:
     assert all(", for up to 1.5 s: items" in text for text in said)
 
 
+def test_boards_that_were_replaced_do_not_count_as_blind() -> None:
+    """All have other names now, and then there is a time without frames."""
+    said, clock = list[str](), Clock()
+    new = dict.fromkeys(("d", "e", "f"), rests(0, 1000)["a"])
+
+    class Away(PlayedRests):
+        def wait(self, until_s: float) -> None:
+            clock.now_s += 60.0 if len(self.told) == 2 else 0.01
+
+    connect = iter([PlayedRests((rests(0, 1000), {})), Away((new, {}), (new, {}), (new, {}))])
+    with RestWatch(
+        lambda: next(connect), 300.0, lambda moment_s: None, said.append, clock
+    ) as watch:
+        watch.renew()
+        until(lambda: bool(said), "that items may have been missed")
+    assert said[0] == (
+        "most cameras gave no new frame 1 time, for up to 60.0 s: items may have been missed"
+    )
+
+
 def test_agents_that_are_all_too_old_are_one_line() -> None:
     source = PlayedRests(({}, dict.fromkeys(CAMERAS, TOO_OLD)))
     with pytest.raises(ConfigError, match=r"--trigger still: a: its mdp-agent cannot tell"):
@@ -356,6 +409,11 @@ def test_items_that_have_come_have_a_record_when_the_watcher_ends() -> None:
     states = PlayedLine(answer(), book=lambda timing: StateBook(timing, 100.0), kind="interval")
     states.watcher.finish()
     assert states.records == []
+    # One that the last look has settled is not lost.
+    states.watcher.turn(0.0)
+    states.watcher.finish()
+    assert [one.label for one in states.records] == ["nut"]
+    assert len(states.client.looks) == 1
 
 
 def test_a_fleet_with_agents_too_old_and_others_away_is_watched() -> None:
