@@ -10,8 +10,8 @@ benchmarks/results/line-day.json.
 
 import gc
 import itertools
-import math
 import json
+import math
 import os
 import random
 import shutil
