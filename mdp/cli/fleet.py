@@ -67,7 +67,8 @@ def fleet_new(
 ) -> None:
     """Write fleet.toml: address and public key of each device of a bundle.
 
-    A file that is there is not replaced: `mdp fleet add`, `replace` and `remove` change it.
+    A file that is there is not replaced: `mdp fleet add`, `replace` and `remove` change it, once it
+    names a bundle; remove one without a bundle, and write it anew.
 
     Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --keys keys/
     --key keys/client.secret --out fleet.toml

@@ -128,17 +128,20 @@ def push(
             raise InputError(f"{' '.join(devices)}: expected devices, or one registry")
         _push_to_registry(bundle, _repository(devices[0], insecure), json)
         return
+    if insecure:
+        raise InputError("--insecure: expected oci://HOST/NAME:TAG with it")
     opened, chosen = Bundle.open(bundle), _Devices(_require_fleet(fleet), devices or [], key)
     # Before the first device serves it: a part is missing or damaged, a device is of another plan,
     # or the file cannot be changed.
-    named = None
+    named, unnamed = None, ""
     if not chosen.fleet.bundle:
         try:
             named = name_bundle(chosen.path, opened)
-        except ConfigError:
+        except ConfigError as error:
             # A device that is not asked to serve the bundle may be none of its plan.
             if len(chosen.entries) == len(chosen.fleet.devices):
                 raise
+            unnamed = console.one_line(error)
     for entry in chosen.entries:
         part_of(opened, opened.assignment(entry.plan_device).k)
 
@@ -147,6 +150,8 @@ def push(
             return device.push(opened, bar)
 
     _one_by_one(chosen.entries, push_to, _format_push, json)
+    if unnamed:
+        print(f"mdp: {chosen.path}: names no bundle yet: {unnamed}", file=sys.stderr)
     if named is not None:
         named.write()
         pushed = {entry.device for entry in chosen.entries}
@@ -230,6 +235,14 @@ def pull(
             )
         _tell_stored(out, stored, "fetched", json)
         return
+    for option, given in (
+        ("--device", device_part),
+        ("--no-models", not models),
+        ("--bundle-key", bundle_key),
+        ("--insecure", insecure),
+    ):
+        if given:
+            raise InputError(f"{option}: expected oci://HOST/NAME:TAG with it, got {device}")
     chosen = _Devices(_require_fleet(fleet), [device], key)
     with chosen.connect(chosen.entries[0]) as connected:
         version = connected.pull(out)
@@ -299,7 +312,10 @@ def status(
 
 
 def _table(rows: Sequence[dict[str, object]]) -> Table:
-    table = Table("device", "serves", "previous", "reason")
+    table = Table()
+    for column in ("device", "serves", "previous", "reason"):
+        # A truncated address is useless.
+        table.add_column(column, overflow="fold")
     for row in rows:
         versions = [
             _format_version(version) if isinstance(version, Version) else ""

@@ -1,5 +1,6 @@
 """`mdp look` and `mdp watch`: what the fleet's own cameras see, once or as a live table or file."""
 
+import signal
 import sys
 import time
 from collections import deque
@@ -61,6 +62,8 @@ KEPT_CHANGES = 6
 #: Hours, minutes and seconds in a time of `utc_now`.
 _CLOCK = slice(11, 19)
 COLUMNS = ("time", *ANSWER_COLUMNS)
+#: Of options that need --trigger, what they are without being given.
+NO_DELAY, REST, KEEP_MB = "0ms", f"{REST_MS:g}ms", 500.0
 
 Seen = Prediction | InferenceError
 
@@ -156,7 +159,7 @@ def watch(
     equal: Annotated[
         int, typer.Option(min=1, max=1000, help="Looks in a row that have to agree on an item.")
     ] = 1,
-    delay: Annotated[str, typer.Option(help="From the trigger to the item's moment.")] = "0ms",
+    delay: Annotated[str, typer.Option(help="From the trigger to the item's moment.")] = NO_DELAY,
     verdict_ms: Annotated[
         float | None,
         typer.Option(
@@ -169,13 +172,13 @@ def watch(
         typer.Option(
             min=0,
             max=1e9,
-            help="Largest difference of a frame from the item's moment: by default "
-            f"{WITHIN_MS:g}, of states {DEFAULT_WITHIN_MS:g}.",
+            help="Largest difference of a frame from the item's moment, or age of one that is "
+            f"looked at: by default {WITHIN_MS:g}, of states and looks {DEFAULT_WITHIN_MS:g}.",
         ),
     ] = None,
     rest: Annotated[
         str, typer.Option(help="Of --trigger still: how long the scene has to rest.")
-    ] = f"{REST_MS:g}ms",
+    ] = REST,
     rule: Annotated[
         list[str],
         typer.Option(
@@ -208,7 +211,7 @@ def watch(
     ] = None,
     keep_mb: Annotated[
         float, typer.Option(help="Megabytes in that folder; the oldest items make room.")
-    ] = 500.0,
+    ] = KEEP_MB,
     broker: Annotated[
         str | None, typer.Option(help=f"MQTT broker for records: {brokers.ADDRESS}")
     ] = None,
@@ -245,14 +248,18 @@ def watch(
     if trigger is None:
         given = {
             "--rule": rule, "--pass": passing, "--empty": empty, "--keep": keep, "--bind": bind,
-            "--broker": broker, "--verdict-ms": verdict_ms,
-            "--different": "" if different == "fused" else different,
+            "--broker": broker, "--verdict-ms": verdict_ms is not None, "--equal": equal != 1,
+            "--different": different != "fused", "--delay": delay != NO_DELAY,
+            "--rest": rest != REST, "--sure": sure != SURE_FROM, "--keep-mb": keep_mb != KEEP_MB,
+            "--login": login, "--ca": ca, "--name": name, "--tokens": tokens,
+            "--certificate": certificate, "--private-key": private_key,
         }  # fmt: skip
         for option, value in given.items():
             if value:
                 raise InputError(f"{option}: expected --trigger too, as it is about items")
         _watch_looks(
-            fleet, seconds("--every", every or STATE_EVERY), out, deadline_ms, fusion, cascade, key,
+            fleet, seconds("--every", every or STATE_EVERY), out, deadline_ms,
+            DEFAULT_WITHIN_MS if within_ms is None else within_ms, fusion, cascade, key,
             insecure, json,
         )  # fmt: skip
         return
@@ -297,6 +304,7 @@ def _watch_looks(
     every_s: float,
     out: Path | None,
     deadline_ms: float,
+    within_ms: float,
     fusion: Fusion,
     cascade: bool,
     key: Path | None,
@@ -304,6 +312,8 @@ def _watch_looks(
     json: bool,
 ) -> None:
     """Show every look."""
+    # In order: what the last lines repeat is told.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with (
         open_client(fleet, key, insecure, fusion, cascade) as client,
         answer_writer(out, COLUMNS) as write,
@@ -311,7 +321,10 @@ def _watch_looks(
         _look_printer(client, json) as show,
     ):
         files = FollowedFiles(fleet, client, say)
-        for seen in client.watch(every_ms=every_s * 1e3, deadline_ms=deadline_ms, errors="yield"):
+        looks = client.watch(
+            every_ms=every_s * 1e3, deadline_ms=deadline_ms, within_ms=within_ms, errors="yield"
+        )
+        for seen in looks:
             # A device that was removed, or a bundle that was pushed, counts from the next look on.
             with files.following() as changed:
                 if changed:
@@ -348,13 +361,25 @@ def _look_printer(client: Client, json: bool) -> Iterator[Callable[[str, Seen], 
     elif sys.stdout.isatty():
         from rich.live import Live
 
-        table = Table([entry.device for entry in client.fleet.devices], on)
+        table = Table([], on)
+
+        def update(now: str, seen: Seen) -> None:
+            # The fleet may be another one by now.
+            table.devices = [entry.device for entry in client.fleet.devices]
+            table.on = evaluation_items(client.bundle)
+            live.update(table.after(now, seen), refresh=True)
+
         with Live(auto_refresh=False, transient=False) as live:
-            yield lambda now, seen: live.update(table.after(now, seen), refresh=True)
+            yield update
     else:
         lines = LookLines(on)
+
+        def show(now: str, seen: Seen) -> None:
+            lines.on = evaluation_items(client.bundle)
+            lines.show(now, seen)
+
         try:
-            yield lines.show
+            yield show
         finally:
             lines.end()
 

@@ -33,6 +33,8 @@ from mdp.testing.folder_cameras import FolderCameras
 
 #: The bundle of four cameras.
 PARTS = "parts"
+#: In a folder whose files are of a demo.
+_MARK = ".mdp-demo"
 
 
 def demo(
@@ -166,8 +168,13 @@ def _work(wanted: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="mdp-demo-") as made:
             yield Path(made)
         return
+    mark = wanted / _MARK
     try:
         wanted.mkdir(parents=True, exist_ok=True)
+        if not mark.exists() and any(wanted.iterdir()):
+            # Files of these names would be replaced.
+            raise InputError(f"--work {wanted}: expected an empty folder, or that of a former demo")
+        mark.touch()
     except OSError as error:
         raise InputError(f"{wanted}: cannot be made: {error.strerror or error}") from error
     yield wanted

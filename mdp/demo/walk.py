@@ -7,6 +7,7 @@ again, a camera is covered. Other bundles are shown with pictures that are sent 
 
 import math
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -137,7 +138,11 @@ def _classifying(
 def _show(out: Console, command: Sequence[str]) -> list[str]:
     """Print a command as a user types it; returns it with the program's full path."""
     out.print(f"\n[bold]$ {shlex.join(command)}[/bold]", highlight=False, soft_wrap=True)
-    return [str(Path(sys.executable).parent / command[0]), *command[1:]]
+    beside = Path(sys.executable).parent / command[0]
+    program = str(beside) if beside.exists() else shutil.which(command[0])
+    if program is None:
+        raise DemoFailed(f"{command[0]}: not found beside Python nor in PATH")
+    return [program, *command[1:]]
 
 
 def _show_and_run(out: Console, command: Sequence[str]) -> None:

@@ -137,8 +137,13 @@ class AgentFleet(Closing):
         """Start agents side by side, one for every device of the bundle if none are named."""
         plan = Bundle.open(self.bundle).manifest.plan
         wanted = names or [assignment.device for assignment in plan.assignments]
-        for agent in [self.start(name, wait_for=None) for name in wanted]:
-            agent.wait_for("READY")
+        try:
+            for agent in [self.start(name, wait_for=None) for name in wanted]:
+                agent.wait_for("READY")
+        except BaseException:
+            # In `with fleet.start_all()` nobody else would end those that have started.
+            self.close()
+            raise
         return self
 
     def restart(self, name: str, *options: object, program: Sequence[str] = ()) -> AgentProcess:

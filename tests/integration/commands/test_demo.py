@@ -65,6 +65,7 @@ def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Pa
     work = tmp_path / "work"
     work.mkdir()
     (work / "fleet.toml").write_text("of an earlier demo")
+    (work / ".mdp-demo").touch()
     done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--report", seen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert agents_of(bundle) == []
@@ -99,6 +100,7 @@ def test_cameras_look_are_killed_and_covered(tmp_path: Path, bundle: Path, scene
     # Of an earlier demo.
     (work / "camera-alpha").mkdir(parents=True)
     (work / "camera-alpha/old.png").write_bytes(b"no picture")
+    (work / ".mdp-demo").touch()
     done = demo("--work", work, "--bundle", bundle, "--pictures", scenes, "--report", seen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert agents_of(bundle) == []
@@ -141,6 +143,7 @@ def test_a_claim_that_does_not_hold_is_told(tmp_path: Path, bundle: Path, scenes
         ("w", "bundle", "other", "expected folders named after classes of"),
         ("w", "bundle", "w", "w: expected pictures, or a folder per class with some"),
         ("file", "bundle", None, "file: cannot be made: File exists"),
+        ("other", "bundle", None, "other: expected an empty folder, or that of a former demo"),
     ],
 )
 def test_what_the_demo_refuses(
