@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from partitioner.crew.bus.control import LogLine, log_lines
-from partitioner.crew.messages import Gone, Joined, Leave, Made, Rank, Refused, Start
+from partitioner.crew.messages import Accepted, Gone, Joined, Leave, Made, Rank, Refused, Start
 from partitioner.crew.planning.costs import Span
 from partitioner.crew.planning.tuning import Part
 
@@ -39,14 +39,13 @@ def spans_of(log: Iterable[LogLine]) -> list[Span]:
 
 
 def costs_of(log: Iterable[LogLine]) -> list[TrainerCost]:
-    """Seconds and bytes of every trainer that joined, in their order."""
+    """Seconds and bytes of every trainer that took part, in their order.
+
+    It waits while it is there without work.
+    """
     entries = list(log)
-    joined: dict[str, float] = {}
-    end_s = entries[-1].at_s if entries else 0.0
-    for entry in entries:
-        if isinstance(entry.event, Joined):
-            joined.setdefault(entry.event.name, entry.at_s)
-    work, sent = dict.fromkeys(joined, 0.0), dict.fromkeys(joined, 0)
+    present = _presence(entries)
+    work, sent = dict.fromkeys(present, 0.0), dict.fromkeys(present, 0)
     for span, made in _jobs(entries):
         work[span.trainer] += span.end_s - span.start_s
         if made is not None:
@@ -56,11 +55,32 @@ def costs_of(log: Iterable[LogLine]) -> list[TrainerCost]:
         TrainerCost(
             trainer=name,
             work_s=round(work[name], 3),
-            waited_s=round(max(0.0, end_s - start_s - work[name]), 3),
+            waited_s=round(max(0.0, there_s - work[name]), 3),
             sent_bytes=sent[name],
         )
-        for name, start_s in joined.items()
+        for name, there_s in present.items()
     ]
+
+
+def _presence(entries: Sequence[LogLine]) -> dict[str, float]:
+    """Seconds for which each trainer took part, from each time that it was accepted."""
+    here: dict[Rank, tuple[str, float]] = {}
+    present: dict[str, float] = {}
+    for entry in entries:
+        gone = [entry.event.rank] if isinstance(entry.event, Gone) else []
+        for action in entry.actions:
+            if isinstance(action, Accepted) and isinstance(entry.event, Joined):
+                here[action.rank] = entry.event.name, entry.at_s
+                present.setdefault(entry.event.name, 0.0)
+            elif isinstance(action, Leave) or (isinstance(action, Refused) and not action.network):
+                gone.append(action.rank)
+        for rank in gone:
+            if rank in here:
+                name, since_s = here.pop(rank)
+                present[name] += entry.at_s - since_s
+    for name, since_s in here.values():
+        present[name] += entries[-1].at_s - since_s
+    return present
 
 
 def parts_of(log: Iterable[LogLine], trials: Sequence[str]) -> list[list[Part]]:

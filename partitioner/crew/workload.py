@@ -69,11 +69,16 @@ def _width(spec: Spec) -> int:
     return spec.embed_dim if isinstance(spec, SubModelSpec) else 1280
 
 
+#: Means in fp32 that a group waits for where somebody enters. There are three; a group's timeout is
+#: four times what is predicted, and so twice these.
+_ENTERING = 1.5
+
+
 def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> float:
     """Predicted seconds, at most, that one trainer waits for another within a group.
 
     That is a step of the slowest with its mean, or the validation of so many pictures; of rounds
-    the mean alone. What was not measured counts as nothing.
+    the mean with somebody who enters. What was not measured counts as nothing.
     """
     methods, found = Methods(facts, "any"), [0.0]
     for network in work.networks:
@@ -85,6 +90,10 @@ def longest_s(plan: SyncPlan, facts: Facts, work: Work, validated: int = 0) -> f
             # All groups may use one line at once.
             groups = len(sync.crew or facts.names) // sync.meet.size
             found.append(groups * methods.mean_s(network, sync))
+        if sync.what == "parameters":
+            # Who enters gets parameters and both moments, in fp32.
+            plain = replace(sync, codec="fp32", mask=None, keep=None, tensor=(), meet=WholeGroup())
+            found.append(_ENTERING * methods.mean_s(network, plain))
         if sync.what == "gradients":
             method = methods.predict(network, sync)
             paces = [pace(facts.of(name), network) for name in sync.crew or facts.names]

@@ -209,8 +209,12 @@ def _train(
     # Epochs that others trained: they count as none of the best.
     curve += [{} for _ in range(begin - len(curve))]
     if begin < len(curve):  # others have begun again from an earlier one
+        if _best_epoch(curve) >= begin:
+            # Its weights are of an epoch that counts no more.
+            state.best = None
+            for one in curve[:begin]:
+                one.pop("validation", None)
         del curve[begin:]
-        state.best = None
     with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
         for epoch in range(len(curve), epochs):
             if stage.patience and stage.sync.all_stop(epoch - _best_epoch(curve) > stage.patience):

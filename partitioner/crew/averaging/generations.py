@@ -4,6 +4,7 @@ A generation is a fixed group. Where a member is lost, the step of the others fa
 again, those furthest on give their last checkpoint to all, and go on from the end of that epoch.
 """
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -49,14 +50,18 @@ def train_in_generations(
     again, and the error of a training that fails for another reason with nobody lost.
     """
     position, members, failures = 0, tuple[int, ...](), 0
-    control.report(Waiting(rank=control.rank, network=network, pictures=0))
+    control.report(
+        Waiting(rank=control.rank, network=network, pictures=0, epoch=epochs_of(checkpoint))
+    )
     while True:
         crew, these = _next_generation(network, control, groups, checkpoint)
         try:
             train(crew, these)
         except (RuntimeError, StoppedElsewhere) as error:
-            # Of gloo, or of a member that ends with an error.
+            # Of gloo, or of a member that ends with an error. Others that still wait in the group
+            # fail once nothing here holds it any more.
             groups.drop(network, these)
+            del crew
             reached = epochs_of(checkpoint)
             failures = failures + 1 if (these, reached) == (members, position) else 1
             if failures > 1 and "gloo" not in str(error):
@@ -68,6 +73,8 @@ def train_in_generations(
                     "epoch that ended"
                 ) from error
             position, members = reached, these
+            error.__traceback__ = None
+            gc.collect()  # a wrapped network is in a cycle, with its group
             control.report(Waiting(rank=control.rank, network=network, pictures=position))
             continue
         control.report(Finished(rank=control.rank, network=network, pictures=position))
@@ -85,6 +92,7 @@ def _next_generation(
         if not isinstance(meet, Meet):
             meet = _next(network, control)
             continue
+        group: ProcessGroup | None = None
         try:
             # Of the collectives torch's types know only that a ProcessGroup has them.
             group = cast(ProcessGroup, groups.of(network, meet.seq, meet.members))
@@ -93,6 +101,7 @@ def _next_generation(
             _give(group, place, giver, checkpoint)
         except RuntimeError:
             groups.drop(network, meet.members)
+            group = None
             control.report(MeetingFailed(rank=control.rank, network=network, seq=meet.seq))
             meet = _next(network, control)
             continue

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -270,7 +271,8 @@ class Rounds:
         first, *others = settled.entered
         message = torch.zeros(1, dtype=torch.float64)
         if settled.meeting.place != first:
-            if not self._receive(settled, message, first):
+            # To validate takes as long as it takes.
+            if not self._receive(settled, message, first, PATIENCE):
                 raise CrewEnded(f"{self._network}: the trainer that validates is lost")
             return float(message[0])
         message[0] = value_of()
@@ -291,10 +293,13 @@ class Rounds:
             settled.meeting.group.send([message], place, 0).wait()
 
     @staticmethod
-    def _receive(settled: _Result, message: Tensor, place: int) -> bool:
-        """Fill `message`; False where the sender is lost."""
+    def _receive(
+        settled: _Result, message: Tensor, place: int, patience: timedelta | None = None
+    ) -> bool:
+        """Fill `message`, within the group's timeout or `patience`; False: the sender is lost."""
+        received = settled.meeting.group.recv([message], place, 0)
         try:
-            settled.meeting.group.recv([message], place, 0).wait(PATIENCE)
+            received.wait() if patience is None else received.wait(patience)
         except RuntimeError:
             return False
         return True

@@ -54,6 +54,7 @@ from partitioner.crew.messages import (
     Rank,
     Refused,
     Rows,
+    Start,
     State,
     ToCoordinator,
     ToTrainer,
@@ -467,6 +468,9 @@ class CoordinatorClient:
         if action is None:
             self._check()
         match action:
+            case Start():  # a network that begins anew is another one
+                for of_network in (self._since, self._claimed, self._given):
+                    of_network.pop(action.network, None)
             case Commit() | GoOn() | Meet(background=True):
                 self._since[action.network] = action.seq
         if isinstance(action, Commit):

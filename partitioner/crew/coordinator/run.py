@@ -92,7 +92,10 @@ class CrewRun:
         for network in dict.fromkeys(start.network for start in starts if not start.alone):
             begun = {start.rank for start in starts if start.network == network}
             if begun == self._jobs.running(network):
-                self._networks[network] = self._schedule_of(network, begun, self.living)
+                schedule = self._schedule_of(network, begun, self.living)
+                if (former := self._networks.get(network)) is not None:
+                    schedule.go_on_from(former)
+                self._networks[network] = schedule
         if not self.is_finished:
             return [*starts]
         return [Leave(rank=rank, network="") for rank in self._machine.living]

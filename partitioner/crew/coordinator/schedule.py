@@ -265,7 +265,7 @@ class RoundSchedule(ABC):
             giver = next(rank for rank in self._givers() if rank in weights)
             weights[giver] = 1.0
             if not self._started:
-                self.epoch = self.members[giver].epoch
+                self._begin_at(self.members[giver].epoch)
         self._seq += 1
         background, whole = self._begin_background(weights), self._is_whole()
         self._meetings |= dict.fromkeys(
@@ -286,6 +286,14 @@ class RoundSchedule(ABC):
             ends=whole and not background and self._ends_epoch(),
         )
         return [replace(first, rank=rank) for rank in weights]
+
+    def _begin_at(self, epoch: int) -> None:
+        """Take in that the training goes on after so many epochs."""
+        self.epoch = epoch
+
+    def go_on_from(self, former: "RoundSchedule") -> None:
+        """Use no number of a network that begins anew twice."""
+        self._seq = former._seq
 
     def _go_on(self, claims: Mapping[Rank, tuple[int, ...]]) -> list[AnyAction]:
         """Go on without a mean."""
@@ -488,6 +496,9 @@ class SynchronousSchedule(RoundSchedule):
     def __init__(self, network: str, epochs: int, expected: Iterable[Rank] = ()) -> None:
         super().__init__(network, epochs, expected)
         self._reduced = False
+
+    def _begin_at(self, epoch: int) -> None:
+        """Count generations that ended, whatever epochs their checkpoints have."""
 
     def _due(self) -> bool:
         waits = (m.rests and not m.finished for m in self.members.values() if m.holds)

@@ -13,7 +13,6 @@ from partitioner.crew.messages import (
     Rank,
     Ready,
     Receipt,
-    TrainerReport,
 )
 
 #: A trainer's process is heard of every second; after so long without it is lost.
@@ -70,7 +69,8 @@ class Watch:
         watched = self._watched[event.rank]
         if isinstance(event, Receipt):
             return  # of a thread of its own, whatever the training does
-        if watched.began_s is not None and isinstance(event, TrainerReport):
+        # Of gradients no step is reported: all else is the end of more than a step.
+        if watched.began_s is not None and isinstance(event, Ready):
             watched.step_s = max(watched.step_s, now_s - watched.began_s)
         watched.began_s = watched.owes_s = None
         watched.finished = isinstance(event, Finished) or (
@@ -89,7 +89,7 @@ class Watch:
             return
         if isinstance(action, Commit | GoOn):
             if action.network != watched.network:
-                watched.network, watched.epoch = action.network, 0
+                watched.network, watched.epoch, watched.step_s = action.network, 0, 0.0
             # Who rests as its round was closed, not behind the last batch, ends the epoch too.
             watched.finished |= action.epoch > watched.epoch
             watched.epoch = action.epoch

@@ -236,9 +236,11 @@ class Worker:
         """Train a network with its crew, in rounds or by gradients."""
         job = kind.name
         checkpoint = self._work.run.checkpoint(job)
-        if (
-            not self._is_coordinator
-        ):  # an outcome that the coordinator lacks: the others wait for this trainer
+        if not self._is_coordinator:
+            finished = all(path.exists() for path in kind.outputs(self._work))
+            if finished and not self._crews.has_coordinator(job):
+                return  # the coordinator was started again before it had fetched it
+            # An outcome that the coordinator lacks: the others wait for this trainer.
             self._drop(kind)
         if self._crews.plan.of(job).what == "parameters":
             if not self._is_coordinator and self._crews.has_coordinator(job):
@@ -251,7 +253,11 @@ class Worker:
             def sync_of(network: str) -> Synchroniser:
                 return self._crews.gradients(network, crew, members)
 
-            kind.train(replace(self._work, sync_of=sync_of), self._context)
+            try:
+                kind.train(replace(self._work, sync_of=sync_of), self._context)
+            finally:
+                # What it has sent stays counted, and the group is held no longer.
+                self._crews.account.follow(lambda: 0)
 
         control = Patient(self._ends.control, self._crews.account)
         train_in_generations(job, control, self._crews.groups, checkpoint, train)

@@ -112,6 +112,16 @@ def test_a_crew_goes_on_with_the_one_that_has_most_epochs_behind_it() -> None:
     assert crew.epoch == 5
 
 
+def test_a_generation_gets_the_checkpoint_of_who_has_most_epochs() -> None:
+    crew = SynchronousSchedule(NET, 1, expected=range(2))
+    assert told(crew, Waiting(rank=0, network=NET, pictures=0)) == []
+    entering = Waiting(rank=1, network=NET, pictures=0, epoch=5)
+    assert met(told(crew, entering)) == (1, {0: 0.0, 1: 1.0})
+    # Epochs are the checkpoint's: what is counted here is generations that have ended.
+    told(crew, done(0, 1), done(1, 1))
+    assert (crew.epoch, crew.ended) == (0, "")
+
+
 def test_members_are_told_that_a_mean_ends_the_epoch() -> None:
     crew = started(2, batches=3)
     told(crew, ready(0, 4, 2, 0), ready(1, 4, 2, 1), waiting(0, 4, 2))

@@ -75,6 +75,20 @@ def test_who_closed_its_round_before_the_last_batch_may_validate_as_long_as_the_
     assert lost_at(watch, 3601.0, 3700.0) == 3624.0
 
 
+def test_a_generation_of_gradients_is_no_step() -> None:
+    """In it nothing is reported until it ends, or breaks."""
+    watch = watched()
+    watch.on_event(Waiting(rank=1, network=NET, pictures=0), 600.0)
+    watch.on_action(Commit(rank=1, network=NET, seq=2), 603.0)
+    assert lost_at(watch, 603.0, 7200.0) == 0.0
+    # Nor does the next network owe steps as short as those of this one.
+    watch = watched()
+    watch.on_event(ready(1), 1.0)
+    watch.on_event(Waiting(rank=1, network="member-1", pictures=0), 2.0)
+    watch.on_action(Commit(rank=1, network="member-1", seq=1), 2.0)
+    assert lost_at(watch, 1.0, 600.0) == 0.0
+
+
 def test_in_the_background_a_step_may_take_longer_than_the_meeting() -> None:
     watch = watched()
     watch.on_event(ready(1), 50.0)

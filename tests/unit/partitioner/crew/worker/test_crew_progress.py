@@ -121,7 +121,7 @@ def test_the_schedule_and_what_it_cost_follow_from_the_log() -> None:
     ]
     assert costs_of(log()) == [
         TrainerCost(trainer="coordinator", work_s=27.0, waited_s=3.0, sent_bytes=55),
-        TrainerCost(trainer="tower", work_s=11.0, waited_s=17.0, sent_bytes=70),
+        TrainerCost(trainer="tower", work_s=11.0, waited_s=2.0, sent_bytes=70),
     ]
     assert costs_of([]) == []
 
