@@ -156,7 +156,7 @@ _TAUGHT = {
         *("min_accuracy", "percentile", "precision", "any_precision", "runs", "families"),
         *("max_energy_j", "teacher_accuracy", "teacher_args", "client_mbit", "anyway"),
     ),
-    "run": ("teacher_labels", "teacher_map"),
+    "run": ("teacher_labels", "teacher_map", "autocast", "teaching", "answers_keep"),
 }
 
 

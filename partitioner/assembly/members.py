@@ -142,7 +142,8 @@ def read_map(path: Path) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return read_regular(path, MAX_TOML_BYTES)[0].decode()
+        # Some editors write a byte order mark.
+        return read_regular(path, MAX_TOML_BYTES)[0].decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected text in UTF-8") from error
 

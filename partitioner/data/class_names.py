@@ -1,5 +1,6 @@
 """Rows of a classifier that belong to the classes of a data set, found by name. Pure."""
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +11,11 @@ _SHOWN = 5
 
 
 def fold(name: str) -> str:
-    """A name without case, with `_`, `-` and any white space as one space."""
+    """A name without case, with `_`, `-` and any white space as one space, in one Unicode form.
+
+    Systems write a letter with its accent as one character (NFC) or two (NFD).
+    """
+    name = unicodedata.normalize("NFC", name)
     return " ".join(name.replace("_", " ").replace("-", " ").casefold().split())
 
 

@@ -584,10 +584,19 @@ def _files(folder: Path) -> tuple[list[Path], Counter[str]]:
         folders[:] = sorted(kept)
         for path in (Path(here, name) for name in files if not name.startswith(".")):
             if _is_picture(path):
+                _check_name(path)
                 found.append(path)
             else:
                 others[path.suffix.lower() or "without an ending"] += 1
     return sorted(found, key=lambda path: path.as_posix()), others
+
+
+def _check_name(path: Path) -> None:
+    """Raise InputError for a name that no file of a run could hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{os.fsencode(path)!r}: expected a name in UTF-8: rename it") from error
 
 
 def _is_picture(path: Path) -> bool:

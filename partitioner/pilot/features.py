@@ -149,7 +149,9 @@ def _run(
     size = max(1, min(_BATCH, _PIXELS // pixels.shape[1] ** 2))
     with (
         torch.inference_mode(),
-        torch.autocast("cpu", torch.bfloat16, enabled=quicker_autocast() == "bf16"),
+        torch.autocast(
+            "cpu", torch.bfloat16, enabled=quicker_autocast(on_processor=True) == "bf16"
+        ),
     ):
         for start in range(0, len(pixels), size):
             index = np.arange(start, min(start + size, len(pixels)))

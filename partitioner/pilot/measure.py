@@ -297,7 +297,7 @@ def run_pilot(
         )
     first = pictures.rows_of(next(iter(cameras.values()), None))
     targets = pictures.pictures.targets[first]
-    with threadpool_limits(1, user_api="blas"):
+    with progress.step("choosing networks"), threadpool_limits(1, user_api="blas"):
         choice = choose(
             allowed,
             predictions,

@@ -19,7 +19,8 @@ def weights_in(folder: Path) -> dict[str, Path]:
         raise InputError(f"--weights: expected a folder of weights, got {str(folder)!r}")
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix not in _ENDINGS or not path.is_file():
+        # Hidden are those that another system has put beside the file.
+        if path.name.startswith(".") or path.suffix not in _ENDINGS or not path.is_file():
             continue
         name = path.name.partition(".")[0]
         if name in found:

@@ -84,15 +84,15 @@ def memory_bytes(device: "torch.device") -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def quicker_autocast() -> Literal["fp32", "bf16"]:
-    """bf16 if the training device multiplies it in hardware, else fp32.
+def quicker_autocast(*, on_processor: bool = False) -> Literal["fp32", "bf16"]:
+    """bf16 if the training device, or the processor, multiplies it in hardware, else fp32.
 
     Measured on a Zen 4 core, one training step: 895 ms in fp32 and 463 ms in bf16 at width 192,
     20 and 16 ms at width 64. Emulated bf16 is slower than fp32.
     """
     import torch
 
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not on_processor:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     supported = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if supported else "fp32"

@@ -22,6 +22,7 @@ from mdp.errors import InputError
 from mdp.files import write_bytes
 from partitioner.data.crops import View
 from partitioner.data.live_views import Draw, Drawing, Draws, Pictures
+from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.macs import macs
 from partitioner.networks.families import FamilyMember
 from partitioner.pilot.candidates import FrozenNetwork
@@ -164,8 +165,13 @@ def recipe_of(candidate: FrozenNetwork, *, flips: bool) -> FineTuningRecipe:
         # more, where larger steps lose at 160 px.
         peak = 2e-4 if candidate.spec.image_size <= _SMALL_PX else 1e-4
         return FineTuningRecipe(learning_rate=peak, classifier_rate=3.0, drawing=drawing, step=4.0)
+    known = catalogue().get(candidate.name)
+    any_size = known is None or len(known.sizes_of_weights) > 1
     return FineTuningRecipe(
-        learning_rate=3e-4, classifier_rate=1.0, drawing=drawing, small_until=0.6
+        learning_rate=3e-4,
+        classifier_rate=1.0,
+        drawing=drawing,
+        small_until=0.6 if any_size else 0.0,
     )
 
 

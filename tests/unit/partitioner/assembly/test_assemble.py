@@ -319,6 +319,11 @@ def test_a_map_has_two_columns(tmp_path: Path, text: str) -> None:
         read_map(tmp_path / "map.txt")
 
 
+def test_a_byte_order_mark_is_of_no_name(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("bolt\nnut\n", encoding="utf-8-sig")
+    assert read_names(tmp_path / "labels.txt") == ["bolt", "nut"]
+
+
 @pytest.mark.parametrize("text", ["", "one\n", "one\n\ntwo\n"])
 def test_a_labels_file_names_a_class_on_each_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.txt").write_text(text)

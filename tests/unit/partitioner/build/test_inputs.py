@@ -51,6 +51,7 @@ def test_what_is_named_is_read_once(given: dict[str, Any]) -> None:
             "run.teacher_checkpoint: expected --teacher NAME beside it: whose weights these are",
         ),
         ({"plan.families": ["all"]}, "plan.families: not of a build by measurement"),
+        ({"run.autocast": "fp32"}, "run.autocast: not of a build by measurement"),
         ({"schedule.epochs": 5}, "schedule: not of a build by measurement, which trains as long"),
         ({"teacher_schedule.epochs": 5}, "teacher_schedule: not of a build by measurement"),
         ({"plan.cameras": {"n100": "left"}}, "expected one for every device, got none: laptop-cpu"),

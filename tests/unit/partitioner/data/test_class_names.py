@@ -56,6 +56,8 @@ def test_words_of_one_class_that_fold_alike_are_one_name() -> None:
 def test_folding_keeps_what_names_mean() -> None:
     assert fold(" Ice_Cream-cone ") == "ice cream cone"
     assert fold("a1") != fold("a 1")
+    composed, decomposed = "Schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel", "Schlu\u0308ssel"
+    assert fold(composed) == fold(decomposed)
     assert alike(["a", "A", "b", "c_d", "c-d"]) == [["a", "A"], ["c_d", "c-d"]]
 
 

@@ -1,5 +1,6 @@
 """Pictures of a data set, how they are split, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,14 @@ def test_the_digest_follows_names_sizes_and_labels(tmp_path: Path) -> None:
     assert isinstance(changed, Path)
     changed.write_bytes(changed.read_bytes() + b"\0")
     assert open_dataset(str(tmp_path / "moved")).train.digest != before.train.digest
+
+
+def test_a_picture_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", each=5)
+    first = next(tree.rglob("*.png"))
+    os.rename(first, os.fsencode(first.parent) + b"/gr\xfcn.png")  # noqa: PTH104
+    with pytest.raises(InputError, match=r"gr\\xfcn.png': expected a name in UTF-8: rename it"):
+        open_dataset(str(tree))
 
 
 def test_another_picture_of_the_same_size_has_another_digest(tmp_path: Path) -> None:

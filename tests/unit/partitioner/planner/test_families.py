@@ -74,6 +74,8 @@ def test_a_teacher_of_too_small_pictures_is_refused() -> None:
 def test_weights_are_files_named_after_networks(tmp_path: Path) -> None:
     (tmp_path / f"{LITE0}.in1k.safetensors").touch()
     (tmp_path / "README.md").touch()
+    # As another system writes beside each file.
+    (tmp_path / f"._{LITE0}.in1k.safetensors").touch()
     assert set(weights_in(tmp_path)) == {LITE0}
     (tmp_path / f"{LITE0}.pth").touch()
     with pytest.raises(InputError, match="expected one file of weights of"):

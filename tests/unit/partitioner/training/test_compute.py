@@ -97,6 +97,10 @@ def test_with_a_gpu_it_is_the_gpu_that_decides(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
     assert quicker_autocast() == chosen
+    # But of what the processor computes, as the features of frozen networks.
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert quicker_autocast(on_processor=True) == "fp32"
 
 
 def test_without_a_gpu_training_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from partitioner.build.measured.fine_tuning import (
     epoch_seconds,
     expected_epoch_s,
     recipe_of,
+    side_at,
 )
 from partitioner.build.measured.training import (
     ENOUGH,
@@ -29,6 +30,7 @@ from partitioner.build.measured.training import (
     train_networks,
 )
 from partitioner.data.live_views import Drawing
+from partitioner.estimates.catalogue import catalogue
 from partitioner.pilot.candidates import FrozenNetwork
 from tests.support.clock import Clock
 
@@ -129,3 +131,11 @@ def test_frozen_weights_stay_where_trained_ones_are_surely_worse(
     losses = {0.0: frozen, 0.5: half, 1.0: whole}
     given = {share: torch.tensor(found).double() for share, found in losses.items()}
     assert choose_share(given) == expected
+
+
+def test_a_network_of_one_size_is_not_trained_on_smaller_pictures() -> None:
+    for name, small in (("levit_128s", False), ("tf_efficientnet_lite0", True)):
+        network = catalogue()[name]
+        one = FrozenNetwork(name, network.spec(network.image_size, 10))
+        recipe = recipe_of(one, flips=True)
+        assert (side_at(0.0, network.image_size, recipe) < network.image_size) == small
