@@ -279,9 +279,9 @@ def test_what_is_asked_wrongly_is_one_line(line: Line, tmp_path: Path) -> None:
         assert stderr_of(*trigger, *words).startswith(f"mdp: {expected}")
     about_items = "mdp: --keep: expected --trigger too, as it is about items\n"
     assert stderr_of("--keep", "kept") == about_items
-    for words in ("--equal 2", "--delay 5ms", "--verdict-ms 0", "--sure 0.9", "--tokens t"):
-        option = words.split()[0]
-        assert stderr_of(*words.split()) == about_items.replace("--keep", option)
+    for asked in ("--equal 2", "--delay 5ms", "--verdict-ms 0", "--sure 0.9", "--tokens t"):
+        option = asked.split()[0]
+        assert stderr_of(*asked.split()) == about_items.replace("--keep", option)
     file = tmp_path / "file"
     file.touch()
     assert stderr_of("--trigger", "still", "--keep", file) == (
