@@ -26,8 +26,11 @@ from devices.events import LOG
 from devices.machine import Machine
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
-from mdp.protocol.messages import MAX_BUFFER_BYTES, request_frame_bytes
+from mdp.protocol.messages import request_frame_bytes
 from mdp.transport import Audit, Router, public_key_of
+
+#: Pixels a side of crops of pushed bundles, at most, or as large as at the agent's start.
+PUSHED_SIDE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +115,10 @@ def build_agent(
     source = options.loadable()
     frames = options.frame_buffer()
     raise_descriptor_limit()
-    # What is pushed later may have larger crops.
-    max_frame_bytes = (
-        request_frame_bytes(source.assignment.spec.image_size)
-        if options.allow_push is None
-        else MAX_BUFFER_BYTES
-    )
+    max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
+    if options.allow_push is not None:
+        # What is pushed later may have larger crops, within what a stranger may cost.
+        max_frame_bytes = max(max_frame_bytes, request_frame_bytes(PUSHED_SIDE))
     with ExitStack() as stack:
         log: AuditLog | None = None
         audit: Audit = _no_audit

@@ -4,6 +4,7 @@
     ├── InputError            an argument, a picture or a data folder cannot be used
     │   └── PictureError      a file or array is not a picture within the limits
     ├── ConfigError           a profile, plan, bundle or fleet file is wrong
+    │   └── LoginRefused      a broker lets this client not in
     ├── WireError             frames that are not a message of this protocol version
     ├── AgentError            a device cannot serve (a provider is missing)
     │   └── AddressUnavailable  its address is taken, or not there yet
@@ -41,6 +42,12 @@ class ConfigError(MDPError):
     """A profile, plan, bundle or fleet file is wrong; the message names file and key."""
 
     exit_code = 2
+
+
+class LoginRefused(ConfigError):
+    """A broker refuses user, password or certificate, for now at least: it may be starting."""
+
+    exit_code = 5
 
 
 class WireError(MDPError):

@@ -168,6 +168,7 @@ class ServeOptions:
 
     def check_camera(self) -> None:
         """Raise what `frame_buffer` would, but for files of a phone that it would write."""
+        self._check_source_key()
         if self.source is not None and parse_source(self.source).kind == "phone":
             self._mask()
             check_phone()
@@ -179,8 +180,7 @@ class ServeOptions:
 
         Raises InputError or ConfigError, or AgentError if OpenCV is needed and not installed.
         """
-        if self.source_key is not None and not (self.source or "").startswith("mdp:"):
-            raise InputError("--source-key: expected --source mdp://HOST:PORT beside it")
+        self._check_source_key()
         if self.source is None:
             return None
         # Read first: no picture is taken without it.
@@ -190,6 +190,10 @@ class ServeOptions:
         )
         buffer.set_mask(mask)
         return buffer
+
+    def _check_source_key(self) -> None:
+        if self.source_key is not None and not (self.source or "").startswith("mdp:"):
+            raise InputError("--source-key: expected --source mdp://HOST:PORT beside it")
 
     def _mask(self) -> CameraMask | None:
         """The mask to begin with; raises ConfigError.

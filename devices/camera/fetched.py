@@ -21,6 +21,7 @@ from mdp.protocol.recording import (
     LEAST_SIDE,
     MOST_SIDE,
     PICTURES_PER_S,
+    SMALL_PER_S,
     SMALL_SIDE,
     PictureReply,
     PictureRequest,
@@ -60,7 +61,7 @@ class FetchedCamera:
         self.age_s = 0.0
         self._request_id = 0
         self._longer = _WIDE
-        #: Longest side of the last picture that was asked for, and when.
+        #: Longest side of the last picture, and when it was asked for.
         self._side, self._asked_s = 0, -math.inf
         self._dealers = Dealers({_OWNER: f"tcp:{source.place}"}, keys=keys)
         until_s = clock() + CONNECT_S
@@ -72,12 +73,12 @@ class FetchedCamera:
             self._dealers.poll(until_s - clock())
 
     def grab(self) -> None:
-        """Wait until the next picture may be fetched: half as often as the other agent allows.
+        """Wait until the next picture may be fetched: two thirds as often as that agent allows.
 
         Its rate is for all clients together, and somebody may record.
         """
-        if self._side > SMALL_SIDE:
-            time.sleep(max(0.0, self._asked_s + 2 / PICTURES_PER_S - self._clock()))
+        rate = SMALL_PER_S if self._side <= SMALL_SIDE else PICTURES_PER_S
+        time.sleep(max(0.0, self._asked_s + 1.5 / rate - self._clock()))
 
     def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
         """The newest picture, its shorter side at least `smallest_side` pixels if it has so many.
@@ -96,6 +97,7 @@ class FetchedCamera:
         picture = load_picture(content)
         height, width = picture.shape[:2] if isinstance(picture, np.ndarray) else picture.size[::-1]
         self._longer = max(height, width) / min(height, width)
+        self._side = min(side, max(height, width))
         return picture
 
     def _reply(self) -> bytes:

@@ -201,15 +201,17 @@ def uninstall(
     purge: Annotated[
         bool,
         typer.Option(
-            "--purge", help="Remove pushed bundles, audit log, caches and settings of it, too."
+            "--purge",
+            help="Remove pushed bundles, its mask, a phone's token, audit log, caches and "
+            "settings, too.",
         ),
     ] = False,
     root: Root = ROOT,
 ) -> None:
     """Stop the agent that `mdp-agent install` has installed, and remove its unit.
 
-    Pushed bundles, the audit log, caches, /etc/default/mdp-agent-DEVICE and drop-ins stay, and are
-    named.
+    Pushed bundles, a mask and a phone's token that it keeps, the audit log, caches,
+    /etc/default/mdp-agent-DEVICE and drop-ins stay, and are named.
 
     Example: mdp-agent uninstall --device n100
 

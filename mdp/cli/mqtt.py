@@ -45,7 +45,8 @@ def mqtt(
 
     Example: mdp mqtt --fleet fleet.toml --broker homeassistant.local --login login.txt
 
-    Exit codes: 0 told to end, 2 bad input or a wrong password, 130 interrupted, 1 unforeseen.
+    Exit codes: 0 told to end, 2 bad input, 5 the broker refuses the login, 130 interrupted,
+    1 unforeseen.
     """
     quiet_libraries()
     if module := missing(MQTT):

@@ -241,7 +241,7 @@ def watch(
     Example: mdp watch --fleet fleet.toml --out seen.csv
 
     Exit codes: 0 the reader of the lines has left, or told to end, 2 bad input or a full disk, 3 no
-    agent has a camera, 130 interrupted, 1 unforeseen.
+    agent has a camera, 5 the broker refuses the login, 130 interrupted, 1 unforeseen.
     """
     quiet_libraries()
     check_deadline_ms(deadline_ms, "--deadline-ms")

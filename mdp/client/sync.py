@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Self, Unpack, overload
@@ -245,9 +245,11 @@ class Client(BaseClient, Closing):
                 yield self._outcome(begun.popleft(), how.errors)
         finally:
             # Whoever reads the stream has left.
-            for call in begun:
-                self._give_up(call)
-                self._leave(call.connection, call)
+            with ExitStack() as left:
+                for call in begun:
+                    left.callback(self._leave, call.connection, call)
+                for call in begun:
+                    self._give_up(call)
 
     def _give_up(self, call: "_Begun") -> None:
         """Have nobody asked any more for a call whose answer nobody takes."""
@@ -262,7 +264,9 @@ class Client(BaseClient, Closing):
         connection.arrivals.append(abandon)
         if self._take_turn(0.0):
             with self._holding():
-                self._step(connection, 0.0)
+                # Another thread may have closed this client.
+                if not self._closed:
+                    self._step(connection, 0.0)
         else:
             self._wake()
 

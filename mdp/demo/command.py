@@ -173,7 +173,7 @@ def _work(wanted: Path | None) -> Iterator[Path]:
         wanted.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(wanted.iterdir()):
             # Files of these names would be replaced.
-            raise InputError(f"--work {wanted}: expected an empty folder, or that of a former demo")
+            raise InputError(f"--work {wanted}: expected an empty folder, or one with {_MARK}")
         mark.touch()
     except OSError as error:
         raise InputError(f"{wanted}: cannot be made: {error.strerror or error}") from error

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +13,22 @@ from mdp.formats.keys import host_and_port, is_local
 from mdp.gateway.refusals import Refusal
 from mdp.transport import network_of
 
+_LOG = logging.getLogger(__name__)
 MIN_TOKEN = 16
 _MAX_TOKENS_BYTES = 2**20
 #: Answered without a token: probes and the page itself, which asks for one.
 OPEN = frozenset(
     (
         "/", "/page.css", "/page.js", "/common.js", "/icon.svg",
-        "/teach", "/teach.css", "/teach.js",
+        "/teach", "/teach.css", "/teach.js", "/openapi.json",
         "/v2/health/live", "/v2/health/ready",
     )
 )  # fmt: skip
 #: Below it are pictures of cameras, and what changes a fleet.
 TEACHING = "/teach/"
 _BEARER = {"www-authenticate": "Bearer"}
+#: By it the page tells a token that may not teach from other refusals.
+_UNFIT = {"www-authenticate": 'Bearer error="insufficient_scope"'}
 _SAFE = ("GET", "HEAD", "OPTIONS")
 #: `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`, and nothing else.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
@@ -80,12 +84,53 @@ class Tokens:
         return scheme.lower() == "bearer" and any(hits)
 
 
+class FollowedTokens(Tokens):
+    """The tokens of a file that may change; one that is wrong or gone lets nobody in."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError."""
+        self._path, self._seen = path, stamp_of(path)
+        super().__init__(_tokens_in(path))
+
+    def __bool__(self) -> bool:
+        """True: without any that is right, nobody may ask."""
+        return True
+
+    def allow(self, authorization: str) -> bool:
+        """Tell whether a request with this `Authorization` header is let in, by the file of now."""
+        if (seen := stamp_of(self._path)) != self._seen:
+            self._seen = seen
+            try:
+                self._digests = [_digest(token) for token in _tokens_in(self._path)]
+            except ConfigError as error:
+                self._digests = []
+                _LOG.error("%s; nobody is let in until it is right", error)
+        return super().allow(authorization)
+
+
+#: What tells a file from the one that was there before: its inode, time of change and size.
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """The stamp of a file, of its rights too; None where there is none."""
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_ino, there.st_ctime_ns, there.st_size
+
+
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
 def read_tokens(path: Path) -> Tokens:
-    """The tokens in `path`, one a line, `#` beginning a comment; raises ConfigError."""
+    """The tokens in `path`, one a line, `#` beginning a comment, and later ones; ConfigError."""
+    return FollowedTokens(path)
+
+
+def _tokens_in(path: Path) -> list[str]:
     content = read_secret(path, _MAX_TOKENS_BYTES)
     tokens = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
@@ -100,7 +145,7 @@ def read_tokens(path: Path) -> Tokens:
         tokens.append(token)
     if not tokens:
         raise ConfigError(f"{path}: expected a token on a line of its own, found none")
-    return Tokens(tokens)
+    return tokens
 
 
 def address_of(host: str) -> str:
@@ -130,7 +175,9 @@ def check_request(
     may_ask = may_teach or tokens.allow(authorization)
     if path.startswith(TEACHING) and not may_teach:
         if may_ask:
-            raise Refusal(403, "expected a token that may teach (--teach-tokens), got another")
+            raise Refusal(
+                403, "expected a token that may teach (--teach-tokens), got another", _UNFIT
+            )
         raise Refusal(401, "expected Authorization: Bearer TOKEN, one of --teach-tokens", _BEARER)
     if tokens:
         if path not in OPEN and not may_ask:

@@ -429,15 +429,17 @@ class Gateway:
         if wanted.keys() != {"in_use"}:
             raise Refusal(400, 'expected {"in_use": true} or false')
         fleet.switch(request.path_params["device"], wanted["in_use"])
-        return _json(fleet.snapshot())
+        return _json(self._snapshot_of(fleet))
 
     async def snapshot(self, request: Request) -> Response:
         """Every fleet's devices and faults: one event of `/events`."""
         return _json(self._snapshots())
 
     def _snapshots(self) -> list[dict[str, Any]]:
-        teaches = self._teacher is not None
-        return [{**fleet.snapshot(), "teaches": teaches} for fleet in self._fleets.values()]
+        return [self._snapshot_of(fleet) for fleet in self._fleets.values()]
+
+    def _snapshot_of(self, fleet: ServedFleet) -> dict[str, Any]:
+        return {**fleet.snapshot(), "teaches": self._teacher is not None}
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""

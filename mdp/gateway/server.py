@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port
-from mdp.gateway.access import Tokens, address_of
+from mdp.gateway.access import Stamp, Tokens, address_of, stamp_of
 from mdp.gateway.app import Gateway
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.line import ServedLine
@@ -372,16 +372,8 @@ class ServedCertificate:
                 _LOG.error("%s; the one before is served on", error)
         return self._context
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        """What tells a file from the one that was there before."""
-        found: list[tuple[int, int, int] | None] = []
-        for path in self._files:
-            try:
-                there = path.stat()
-                found.append((there.st_ino, there.st_mtime_ns, there.st_size))
-            except OSError:
-                found.append(None)
-        return found
+    def _look(self) -> list[Stamp | None]:
+        return [stamp_of(path) for path in self._files]
 
 
 def most_connections() -> int:

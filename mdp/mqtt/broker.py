@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, LoginRefused
 
 #: Wait before the next attempt to connect; doubles with each failure up to the longest.
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
@@ -100,7 +100,7 @@ class Broker:
         self._since_s = 0.0
         #: Why there is none, and whether that was reported.
         self._problem, self._reported = "", False
-        self._refusal: ConfigError | None = None
+        self._refusal: LoginRefused | None = None
         self._client = self._new_client()
         self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
 
@@ -270,7 +270,7 @@ class Broker:
         # Later on, a broker that restarts may refuse for a while what it will let in again.
         self._problem = why
         if not self._ever:
-            self._refusal = ConfigError(f"broker {self._place}: {why}")
+            self._refusal = LoginRefused(f"broker {self._place}: {why}")
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
         for topics, call in self._heard.items():

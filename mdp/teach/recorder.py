@@ -153,7 +153,8 @@ class CameraRecorder:
 
     async def preview(self) -> Scene:
         """Pictures of the cameras, at most a moment ago; raises ConfigError."""
-        if self._is_fresh() or (self.recording is not None and self.recording.under_way):
+        # During a countdown somebody places the item by them.
+        if self._is_fresh() or (self.recording is not None and self.recording.state == "recording"):
             return self._scene
         async with self._lock:
             if not self._is_fresh():

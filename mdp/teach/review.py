@@ -1,6 +1,7 @@
 """Puts kept items right: an item's pictures become a scene of the class that somebody names."""
 
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,6 +52,8 @@ class Review:
         """Items in `kept` that a former process was moving are there again."""
         self._kept, self._scenes = kept, scenes
         self._moves: list[Move] = []
+        #: One at a time: two would take back the same move.
+        self._undoing = threading.Lock()
         for claimed in kept.glob(f"{_CLAIMED}*"):
             place = kept / claimed.name.removeprefix(_CLAIMED)
             if not place.exists():
@@ -127,7 +130,8 @@ class Review:
                 file.name: content for file, content in found.items() if file not in chosen.values()
             },
         )
-        self._moves = [*self._moves, move][-MOST_UNDONE:]
+        with self._undoing:
+            self._moves = [*self._moves, move][-MOST_UNDONE:]
         return move
 
     def undo(self) -> Move:
@@ -136,6 +140,10 @@ class Review:
         Raises GoneError where there is none or it cannot be any more, and is then forgotten;
         InputError where the disk is full or the like: it can be undone later.
         """
+        with self._undoing:
+            return self._undo()
+
+    def _undo(self) -> Move:
         if not self._moves:
             raise GoneError("nothing was put right since the gateway's start that can be undone")
         move = self._moves[-1]

@@ -326,6 +326,8 @@ class FleetTeacher:
     def record(self, wanted: RecordRequest) -> None:
         """Begin to record; raises InputError or BusyError."""
         self._check_one_label()
+        self._refuse_while_building()
+        self._refuse_while_rolling_out()
         self._recorder.record(wanted, class_folder(self.options.scenes, wanted.label))
 
     async def stop_recording(self) -> None:
@@ -563,12 +565,16 @@ class FleetTeacher:
         """Begin to roll back; raises BusyError."""
         self._start_rollout("rolling back", "", self._roll_back)
 
+    def _refuse_while_rolling_out(self) -> None:
+        if self.rollout.under_way:
+            raise BusyError("a bundle is being rolled out: expected its end first")
+
     def _start_rollout(
         self, state: Literal["pushing", "rolling back"], bundle: str, work: Callable[[], str]
     ) -> None:
-        if self.rollout.under_way:
-            raise BusyError("a bundle is being rolled out: expected its end first")
+        self._refuse_while_rolling_out()
         self._refuse_while_building()
+        self._recorder.refuse_while_recording()
         self.rollout = Rollout(state=state, bundle=bundle, started_s=time.monotonic())
         self._rollout_task = asyncio.create_task(self._roll_out(self.rollout, work))
         self._wake()

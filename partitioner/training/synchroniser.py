@@ -49,7 +49,7 @@ class Synchroniser(Protocol):
         """Called once, before the first step; returns the network to run."""
 
     def begin(self, epoch: int) -> int:
-        """The epoch to begin with, which is later than `epoch` where others are further on."""
+        """The epoch to begin with: that of the others, where these are elsewhere than `epoch`."""
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
         """The steps of this process in an epoch."""

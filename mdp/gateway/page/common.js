@@ -41,8 +41,9 @@ export async function request(path, options = {}, asking = () => {}) {
     const token = sessionStorage.getItem("token");
     const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
     const response = await fetch(path, { ...options, headers });
-    // With 403, a token may ask, but not teach.
-    if (response.status !== 401 && !(response.status === 403 && `${path}`.startsWith("teach/"))) return response;
+    // With 403 and this header, a token may ask, but not teach.
+    const unfit = response.status === 403 && response.headers.has("www-authenticate");
+    if (response.status !== 401 && !unfit) return response;
     asking();
     await askToken();
   }

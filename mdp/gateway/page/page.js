@@ -18,6 +18,7 @@ const REFUSED = {
   NotAllowedError: "the browser was not allowed to use it",
   NotReadableError: "another program uses it",
 };
+const NO_BUNDLE = "Teach the fleet its classes first: record, build, and push.";
 const NO_PICTURE = "This file is no picture that can be read (JPEG, PNG, WebP, GIF, BMP, TIFF ...).";
 const CAMERA_MS = 400;
 const MAX_SIDE = 640;
@@ -28,17 +29,19 @@ const MAX_RETRIES = 5;
 const SIDE = 16;
 const LIKE_GOOD = 96;
 
-const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null, retries: 0, viewing: false };
+const state = { fleets: [], chosen: null, blob: null, camera: null, opening: null, looking: null, asking: false, again: false, team: null, retries: 0, viewing: false };
 
 // The fleet, as it changes.
 
 function show(fleets) {
   state.fleets = fleets;
+  // A link that is followed sends no token.
+  document.querySelector('a[href="metrics"]').hidden = Boolean(sessionStorage.getItem("token"));
   if (!fleets.length) {
     // A gateway that teaches begins without a bundle.
     $("tabs").hidden = false;
     text("label", "No bundle yet");
-    text("note", "Teach the fleet its classes first: record, build, and push.");
+    text("note", NO_BUNDLE);
     live("warn", "No bundle yet");
     return;
   }
@@ -91,7 +94,7 @@ function showFleet() {
   showFront(fleet, able);
   // What a device less makes of the same picture shows at once.
   const team = able.map((device) => device.name).join();
-  if (team !== state.team && state.team !== null && state.blob && !state.camera && able.length) {
+  if (team !== state.team && state.blob && !state.camera && able.length) {
     state.retries = MAX_RETRIES;
     ask();
   }
@@ -252,6 +255,10 @@ async function ask() {
     state.again = true;
     return;
   }
+  if (!current()) {
+    showNoAnswer("No bundle yet", NO_BUNDLE);
+    return;
+  }
   state.asking = true;
   const { blob, chosen } = state;
   // The picture or the fleet may be another one before the answer is there.
@@ -267,11 +274,11 @@ async function ask() {
     // Of a file of any other kind, the decoder's words help nobody.
     const strange = error.message.includes("found no format that is read");
     if (latest()) showNoAnswer("No answer", strange ? NO_PICTURE : error.message);
-    lacking = error.status >= 500 ? current().devices.map((device) => device.name) : [];
+    lacking = error.status >= 500 ? current()?.devices.map((device) => device.name) ?? [] : [];
   } finally {
     state.asking = false;
   }
-  if (!state.camera && state.retries > 0 && ableOf(current()).some((device) => lacking.includes(device.name))) {
+  if (!state.camera && state.retries > 0 && current() && ableOf(current()).some((device) => lacking.includes(device.name))) {
     state.retries -= 1;
     setTimeout(() => latest() && ask(), RETRY_MS);
   }
@@ -494,11 +501,21 @@ async function open(blob) {
 
 async function openCamera() {
   stop();
+  // While the browser asks, somebody may ask again, or choose a file.
+  const opening = (state.opening = {});
   try {
     if (!navigator.mediaDevices) throw new Error("browsers open one for localhost and HTTPS only");
     const video = { width: { ideal: MAX_SIDE }, facingMode: { ideal: "environment" } };
-    state.camera = await navigator.mediaDevices.getUserMedia({ video });
+    const stream = await navigator.mediaDevices.getUserMedia({ video });
+    if (state.opening !== opening) {
+      for (const track of stream.getTracks()) track.stop();
+      return;
+    }
+    state.camera = stream;
+    // Unplugged, or taken by another program.
+    stream.getVideoTracks()[0].addEventListener("ended", () => state.camera === stream && stop());
   } catch (error) {
+    if (state.opening !== opening) return;
     alertOf(`No webcam: ${REFUSED[error.name] || error.message || error.name}`);
     return;
   }
@@ -557,6 +574,7 @@ async function look() {
 
 // Back to an empty stage.
 function stop() {
+  state.opening = null;
   closeCamera();
   state.looking?.abort();
   state.looking = null;
@@ -585,7 +603,6 @@ $("fleet").addEventListener("change", () => {
   if (state.looking) stop();
   showFleet();
   if (!state.blob) showNoAnswer("No picture yet", "The fused answer of all devices, and what it is made of, appear here.");
-  else if (!state.camera) ask();
 });
 for (const kind of ["dragover", "dragleave", "drop"]) {
   // Anywhere: a picture that is dropped beside the stage would open in its place.

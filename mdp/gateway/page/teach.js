@@ -124,9 +124,12 @@ $("record-form").addEventListener("submit", async (event) => {
 $("stop").addEventListener("click", () => attempt("recording", "DELETE"));
 $("remove").addEventListener("click", () => attempt("recording/scenes", "DELETE"));
 
-function showRecording({ recording, removable }) {
-  const going = recording && ["countdown", "recording"].includes(recording.state);
-  $("start").disabled = Boolean(going);
+const isRecording = (recording) => ["countdown", "recording"].includes(recording?.state);
+const isRolling = (rollout) => ["pushing", "rolling back"].includes(rollout.state);
+
+function showRecording({ recording, removable, build, heads, rollout }) {
+  const going = isRecording(recording);
+  $("start").disabled = going || build.running || heads.running || isRolling(rollout);
   $("now").hidden = !recording;
   if (!recording) return;
   $("stop").hidden = !going;
@@ -390,7 +393,7 @@ function showBuild({ build, heads, recording }) {
   $("no-build").hidden = !build.why_not;
   text("no-build", build.why_not && `This gateway cannot build: ${build.why_not}`);
   $("build-form").hidden = Boolean(build.why_not);
-  $("build-start").disabled = running || heads.running || ["countdown", "recording"].includes(recording?.state);
+  $("build-start").disabled = running || heads.running || isRecording(recording);
   if (!$("latency").dataset.set && build.latency_ms != null) {
     $("latency").value = build.latency_ms;
     $("latency").dataset.set = "1";
@@ -431,11 +434,12 @@ function showBuild({ build, heads, recording }) {
 $("push").addEventListener("click", () => attempt("rollout", "PUT", { action: "push" }));
 $("rollback").addEventListener("click", () => attempt("rollout", "PUT", { action: "rollback" }));
 
-function showRollout({ rollout, build, heads, cameras }) {
-  const going = ["pushing", "rolling back"].includes(rollout.state);
+function showRollout({ rollout, build, heads, cameras, recording }) {
+  const going = isRolling(rollout);
+  const busy = going || build.running || heads.running || isRecording(recording);
   const served = rollout.state === "done" && rollout.bundle === build.report?.bundle;
-  $("push").disabled = going || !build.pushable || served || build.running || heads.running;
-  $("rollback").disabled = going || build.running || heads.running;
+  $("push").disabled = busy || !build.pushable || served;
+  $("rollback").disabled = busy;
   text("rollout-text", {
     none: "Boards serve on while they get it, and keep the bundle before.",
     pushing: `Pushing ${rollout.bundle}`,

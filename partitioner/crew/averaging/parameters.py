@@ -200,7 +200,8 @@ class Rounds:
             Waiting(rank=self._trainer.rank, network=self._network, pictures=0, epoch=epoch)
         )
         self._rest()
-        self._entered, self._behind = True, self._epoch > epoch
+        # Others may have begun again from an earlier one: what this trainer knows is not theirs.
+        self._entered, self._behind = True, self._epoch != epoch
         return self._epoch
 
     def shares(self, batches: Sequence[Index], epoch: int) -> Iterator[Share]:
@@ -297,8 +298,9 @@ class Rounds:
         settled: _Result, message: Tensor, place: int, patience: timedelta | None = None
     ) -> bool:
         """Fill `message`, within the group's timeout or `patience`; False: the sender is lost."""
-        received = settled.meeting.group.recv([message], place, 0)
         try:
+            # Where the sender is gone already, this raises at once.
+            received = settled.meeting.group.recv([message], place, 0)
             received.wait() if patience is None else received.wait(patience)
         except RuntimeError:
             return False

@@ -143,7 +143,7 @@ def test_a_claim_that_does_not_hold_is_told(tmp_path: Path, bundle: Path, scenes
         ("w", "bundle", "other", "expected folders named after classes of"),
         ("w", "bundle", "w", "w: expected pictures, or a folder per class with some"),
         ("file", "bundle", None, "file: cannot be made: File exists"),
-        ("other", "bundle", None, "other: expected an empty folder, or that of a former demo"),
+        ("other", "bundle", None, "other: expected an empty folder, or one with .mdp-demo"),
     ],
 )
 def test_what_the_demo_refuses(

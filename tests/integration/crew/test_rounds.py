@@ -1,11 +1,13 @@
 """Rounds of trainers in threads: weights, lossy codecs, numbers that are not finite."""
 
+import gc
 import io
 import threading
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from queue import Empty, Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from msgspec.structs import replace  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
-from partitioner.crew.averaging.mean import Means  # noqa: E402
+from mdp.testing.processes import until  # noqa: E402
+from partitioner.crew.averaging.mean import Means, Meeting  # noqa: E402
 from partitioner.crew.averaging.owners import OuterStep  # noqa: E402
 from partitioner.crew.averaging.parameters import CrewEnded, Rounds  # noqa: E402
 from partitioner.crew.coordinator.neighbours import Neighbours  # noqa: E402
@@ -39,7 +42,7 @@ from partitioner.run.curves import Curve  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.training.loop import fit  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
-from tests.support.models.fitted import PICTURES, Net, plain, stage  # noqa: E402
+from tests.support.models.fitted import PICTURES, Net, plain, play_values, stage  # noqa: E402
 
 pytestmark = pytest.mark.torch
 TWO_PHASE = Means(route="two_phase")
@@ -556,6 +559,58 @@ def test_rounds_go_on_after_the_epochs_of_the_one_that_has_most(tmp_path: Path) 
     before = [curve[:2] for _, curve in found]
     assert before == [[{}, {}], first, [{}, {}]]
     assert {len(curve) for _, curve in found} == {4}
+
+
+def test_who_is_ahead_of_its_crew_neither_stops_nor_keeps_what_it_knows(tmp_path: Path) -> None:
+    """The others have begun again from an earlier epoch; early stopping would end it at once."""
+    for rank in range(TRAINERS):
+        (tmp_path / str(rank)).mkdir()
+    values = play_values([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    begun = stage(tmp_path / "2", epochs=6, patience=20)
+    fit(Net(), begun, plain, Progress(io.StringIO()), validate=values)
+    batches = TRAINERS * -(-PICTURES // 8)
+    schedule = LocalSgdSchedule("net", RoundLengths(8, batches, 4), expected=range(2))
+    coordinator, store = Coordinator(8, schedule=schedule), HashStore()
+
+    def run(rank: int) -> tuple[Tensor, Curve]:
+        module = Net()
+        sync = Rounds(
+            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=True,
+            means=TWO_PHASE, codec_of=lambda name: "fp32",
+        )  # fmt: skip
+        if rank == 2:
+            until(lambda: set(schedule._holders()) == {0, 1}, "the others have begun")
+        trained = stage(tmp_path / str(rank), sync=sync, patience=3)
+        falling = play_values([1.0, 0.9, 0.8, 0.7])
+        curve = fit(module, trained, plain, Progress(io.StringIO()), validate=falling)
+        return torch.cat([value.flatten() for value in module.state_dict().values()]), curve
+
+    found = in_threads(TRAINERS, run)
+    assert (schedule.epoch, schedule.ended) == (4, "net is trained")
+    for weights, curve in found:
+        assert torch.equal(weights, found[0][0])
+        assert len(curve) == 4
+
+
+def test_losses_of_one_that_is_gone_are_not_waited_for() -> None:
+    """It was killed after the mean: no number of it comes, and gloo says so at once."""
+    store, over = HashStore(), threading.Barrier(2)
+
+    def run(rank: int) -> bool | None:
+        group: Any = Plain(store, rank).of("net", 1, (0, 1))
+        if rank == 1:
+            over.wait(20)
+            del group
+            gc.collect()
+            over.wait(20)
+            return None
+        over.wait(20)
+        over.wait(20)
+        meeting = Meeting(group=group, members=(0, 1), weights=(1.0, 1.0), rank=0)
+        result: Any = SimpleNamespace(meeting=meeting)
+        return Rounds._receive(result, torch.zeros(3, dtype=torch.float64), 1)
+
+    assert in_threads(2, run) == [False, None]
 
 
 @pytest.mark.parametrize(("codec", "stride"), [("int8", 1), ("fp32", 3), ("top4", 3)])

@@ -181,3 +181,32 @@ def test_a_teacher_is_a_caller_of_its_own() -> None:
         caller = caller_of("/teach/state", headers, tokens, "127.0.0.1", teachers)
         assert caller == teachers.caller(headers["authorization"])
     assert caller_of("/v2", {}, ANYONE, "127.0.0.1", teachers) == "127.0.0.1/32"
+
+
+def test_tokens_follow_their_file_and_fail_closed(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+
+    def write(text: str) -> None:
+        new = tmp_path / "new"
+        new.write_text(text)
+        new.chmod(0o600)
+        new.replace(file)
+
+    first, second = "0123456789abcdef", "fedcba9876543210"
+    write(f"{first}\n")
+    tokens = read_tokens(file)
+
+    def allowed() -> list[bool]:
+        assert tokens
+        return [tokens.allow(f"Bearer {token}") for token in (first, second)]
+
+    assert allowed() == [True, False]
+    write(f"{second}\n")
+    assert allowed() == [False, True]
+    for wrong in ("short\n", "# none any more\n"):
+        write(wrong)
+        assert allowed() == [False, False]
+    write(f"{first}\n{second}\n")
+    assert allowed() == [True, True]
+    file.unlink()
+    assert allowed() == [False, False]

@@ -130,3 +130,14 @@ def test_another_fleet_file_is_connected_to_before_the_next_picture(tmp_path: Pa
 
     asyncio.run(use())
     assert connected == [["a", "b"], ["a"]]
+
+
+def test_previews_go_on_while_an_item_is_being_placed(tmp_path: Path) -> None:
+    async def use(recorder: CameraRecorder, record: Callable[[RecordRequest], None]) -> None:
+        record(RecordRequest(label="nut", count=1, countdown_s=60.0))
+        assert recorder.recording is not None
+        assert set((await recorder.preview()).pictures) == {"a", "b"}
+        assert recorder.recording.state == "countdown"
+        await recorder.stop()
+
+    play(tmp_path, use)

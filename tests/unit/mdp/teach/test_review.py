@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,16 @@ def test_scenes_are_removed_with_a_class_that_has_none_left(tmp_path: Path) -> N
     assert [found.scenes for found in count_classes(tmp_path)] == [1]
     assert remove_scenes(paths) == 1
     assert count_classes(tmp_path) == count_classes(tmp_path / "nowhere") == []
+
+
+def test_two_who_undo_at_once_take_back_one_move(tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in keep(tmp_path / "kept").iterdir()}
+    review = Review(tmp_path / "kept", tmp_path / "scenes")
+    for _ in range(20):
+        review.put_right("17", "nut")
+        with ThreadPoolExecutor(2) as pool:
+            undone = [pool.submit(review.undo) for _ in range(2)]
+        refused = [type(one.exception()) for one in undone if one.exception() is not None]
+        assert refused == [GoneError]
+        there = {path.name: path.read_bytes() for path in (tmp_path / "kept" / "17").iterdir()}
+        assert there == before
