@@ -62,9 +62,9 @@ PATIENT := $(addprefix tests/integration/,crew commands/test_partition_build.py 
 	clients/test_client_lifecycle.py clients/test_testing_kit.py agents/test_quota.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
-# time: what the tests of a file share is then made once. Four at a time on two cores too: many wait for processes.
+# time: what the tests of a file share is then made once.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PATIENT) tests/unit tests/contract tests/fuzz benchmarks/tests/unit
 	$(BIN)/pytest tests/integration benchmarks/tests/integration examples $(addprefix --ignore=,$(PATIENT))
 

@@ -21,6 +21,7 @@ CLASSES = [
         (errors.InputError, errors.MDPError, 2),
         (errors.PictureError, errors.InputError, 2),
         (errors.ConfigError, errors.MDPError, 2),
+        (errors.LoginRefused, errors.ConfigError, 5),
         (errors.WireError, errors.MDPError, 1),
         (errors.AgentError, errors.MDPError, 2),
         (errors.AddressUnavailable, errors.AgentError, 5),
