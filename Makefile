@@ -217,7 +217,7 @@ docs: $(STAMP)
 coverage: $(STAMP)
 	rm -rf runs/coverage
 	mkdir -p runs/coverage
-	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n 4 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile \
 		tests/unit tests/contract tests/fuzz benchmarks/tests/unit
 	-$(BIN)/coverage run $(BIN)/pytest --timeout 600 tests/integration examples
 	$(BIN)/coverage combine --quiet
