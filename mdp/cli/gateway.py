@@ -121,7 +121,7 @@ def gateway(
     if module := missing(GATEWAY):
         raise InputError(f"{module} is not installed; the gateway needs it: {install('gateway')}")
     # Loading starlette and uvicorn takes a third of a second, which no other command needs.
-    from mdp.gateway.access import Tokens, check_exposure, read_tokens
+    from mdp.gateway.access import FollowedTokens, Tokens, check_exposure
     from mdp.gateway.fleets import ServedFleet
     from mdp.gateway.handover import WorkerFleet
     from mdp.gateway.server import Listening, serve
@@ -135,8 +135,8 @@ def gateway(
     with_tls, with_tokens = certificate is not None, tokens is not None
     if risk := check_exposure(bind, tokens=with_tokens, encrypted=with_tls, insecure=insecure):
         print(f"mdp: WARNING: {risk}", file=sys.stderr)
-    allowed = Tokens([]) if tokens is None else read_tokens(tokens)
-    teachers = Tokens([]) if teach_tokens is None else read_tokens(teach_tokens)
+    allowed = Tokens([]) if tokens is None else FollowedTokens(tokens)
+    teachers = Tokens([]) if teach_tokens is None else FollowedTokens(teach_tokens)
     listening = Listening(bind, allowed, certificate, private_key, teachers)
     for name, given in (
         ("--teach-tokens", teach_tokens),

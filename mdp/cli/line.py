@@ -319,7 +319,7 @@ class _Line:
 
     def _open_http(self, timing: ItemTiming, stack: ExitStack) -> None:
         # Loading starlette and uvicorn takes a third of a second, which no other way needs.
-        from mdp.gateway.access import Tokens, check_exposure, read_tokens
+        from mdp.gateway.access import FollowedTokens, Tokens, check_exposure
         from mdp.gateway.line import ServedLine
         from mdp.gateway.server import Listening, serving_line
 
@@ -332,7 +332,7 @@ class _Line:
         )
         if risk:
             say(f"WARNING: {risk}")
-        allowed = Tokens([]) if asked.tokens is None else read_tokens(asked.tokens)
+        allowed = Tokens([]) if asked.tokens is None else FollowedTokens(asked.tokens)
         trigger = self._begin if asked.kind == "http" else None
         served = ServedLine(trigger, timing.delay_s + timing.verdict_s)
         listening = Listening(bind, allowed, asked.certificate, asked.private_key)

@@ -85,7 +85,10 @@ class Tokens:
 
 
 class FollowedTokens(Tokens):
-    """The tokens of a file that may change; one that is wrong or gone lets nobody in."""
+    """The tokens of a file, one a line, `#` beginning a comment, as they are at each request.
+
+    While the file is wrong or gone nobody is let in.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
@@ -123,11 +126,6 @@ def stamp_of(path: Path) -> Stamp | None:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
-
-
-def read_tokens(path: Path) -> Tokens:
-    """The tokens in `path`, one a line, `#` beginning a comment, and later ones; ConfigError."""
-    return FollowedTokens(path)
 
 
 def _tokens_in(path: Path) -> list[str]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -149,22 +148,15 @@ def best_rows(
     """
     grouped = {device for group in groups for device in group}
     units = [*groups, *([device] for device in allowed if device not in grouped)]
-    # Devices that see one picture have the same answers, which may be a gigabyte.
-    cut: dict[tuple[Any, ...], tuple[Array, Array]] = {}
-
-    def counted_of(device: str, row: int) -> Array:
-        whole = predictions(device, row)
-        if whole.base is None:
-            return whole[counted]
-        place = whole.__array_interface__["data"][0], whole.shape, whole.strides
-        if place not in cut:
-            # Held, so that its place stays its own.
-            cut[place] = whole, whole[counted]
-        return cut[place][1]
-
-    answers = {
-        (device, row): counted_of(device, row) for device, rows in allowed.items() for row in rows
-    }
+    # Devices that answer one picture have the same answers, which may be a gigabyte.
+    seen: dict[tuple[str | None, int], Array] = {}
+    answers: dict[tuple[str, int], Array] = {}
+    for device, rows in allowed.items():
+        for row in rows:
+            picture = cameras.get(device), row
+            if picture not in seen:
+                seen[picture] = predictions(device, row)[counted]
+            answers[device, row] = seen[picture]
     right = (OneLabel(targets) if truth is None else truth).part(counted)
 
     def alone(unit: Sequence[str], row: int) -> float:

@@ -40,7 +40,7 @@ from partitioner.crew.messages import (  # noqa: E402
 )  # fmt: skip
 from partitioner.run.curves import Curve  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
-from partitioner.training.loop import fit  # noqa: E402
+from partitioner.training.loop import Validate, fit  # noqa: E402
 from tests.support.gloo import PlainGroups, in_threads  # noqa: E402
 from tests.support.models.fitted import PICTURES, Net, plain, play_values, stage  # noqa: E402
 
@@ -533,6 +533,25 @@ def test_moments_are_averaged_on_demand(every: int) -> None:
         assert moment.flatten().tolist() == pytest.approx([expected] * 6)
 
 
+def fit_in_rounds(
+    coordinator: Coordinator,
+    store: HashStore,
+    rank: int,
+    folder: Path,
+    validate: Validate | None = None,
+    **more: Any,
+) -> tuple[Tensor, Curve]:
+    """Weights and curve that one trainer ends with."""
+    module = Net()
+    sync = Rounds(
+        "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=True,
+        means=TWO_PHASE, codec_of=lambda name: "fp32",
+    )  # fmt: skip
+    training = stage(folder, sync=sync, **more)
+    curve = fit(module, training, plain, Progress(io.StringIO()), validate=validate)
+    return torch.cat([value.flatten() for value in module.state_dict().values()]), curve
+
+
 def test_rounds_go_on_after_the_epochs_of_the_one_that_has_most(tmp_path: Path) -> None:
     for rank in range(TRAINERS):
         (tmp_path / str(rank)).mkdir()
@@ -543,13 +562,7 @@ def test_rounds_go_on_after_the_epochs_of_the_one_that_has_most(tmp_path: Path) 
     coordinator, store = Coordinator(8, schedule=schedule), HashStore()
 
     def run(rank: int) -> tuple[Tensor, Curve]:
-        module = Net()
-        sync = Rounds(
-            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=True,
-            means=TWO_PHASE, codec_of=lambda name: "fp32",
-        )  # fmt: skip
-        curve = fit(module, stage(tmp_path / str(rank), sync=sync), plain, Progress(io.StringIO()))
-        return torch.cat([value.flatten() for value in module.state_dict().values()]), curve
+        return fit_in_rounds(coordinator, store, rank, tmp_path / str(rank))
 
     found = in_threads(TRAINERS, run)
     assert (schedule.epoch, schedule.ended) == (4, "net is trained")
@@ -573,17 +586,12 @@ def test_who_is_ahead_of_its_crew_neither_stops_nor_keeps_what_it_knows(tmp_path
     coordinator, store = Coordinator(8, schedule=schedule), HashStore()
 
     def run(rank: int) -> tuple[Tensor, Curve]:
-        module = Net()
-        sync = Rounds(
-            "net", End(coordinator, rank), Plain(store, rank), TRAINERS, first=True,
-            means=TWO_PHASE, codec_of=lambda name: "fp32",
-        )  # fmt: skip
         if rank == 2:
             until(lambda: set(schedule._holders()) == {0, 1}, "the others have begun")
-        trained = stage(tmp_path / str(rank), sync=sync, patience=3)
         falling = play_values([1.0, 0.9, 0.8, 0.7])
-        curve = fit(module, trained, plain, Progress(io.StringIO()), validate=falling)
-        return torch.cat([value.flatten() for value in module.state_dict().values()]), curve
+        return fit_in_rounds(
+            coordinator, store, rank, tmp_path / str(rank), validate=falling, patience=3
+        )
 
     found = in_threads(TRAINERS, run)
     assert (schedule.epoch, schedule.ended) == (4, "net is trained")

@@ -7,7 +7,7 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.formats.keys import host_and_port, is_local
-from mdp.gateway.access import Tokens, caller_of, check_exposure, check_request, read_tokens
+from mdp.gateway.access import FollowedTokens, Tokens, caller_of, check_exposure, check_request
 from mdp.gateway.refusals import Refusal
 
 TOKEN = "0123456789abcdef"
@@ -106,7 +106,7 @@ def test_a_file_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.touch(0o600)
     path.write_text(f"# the doorbell\n{TOKEN}\n\n")
-    tokens = read_tokens(path)
+    tokens = FollowedTokens(path)
     assert tokens.allow(f"Bearer {TOKEN}")
     assert not tokens.allow("Bearer # the doorbell")
 
@@ -116,9 +116,9 @@ def test_tokens_that_a_group_may_read(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_text(TOKEN)
     path.chmod(0o440)
     with pytest.raises(ConfigError, match="only its owner can read"):
-        read_tokens(path)
+        FollowedTokens(path)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
-    assert read_tokens(path)
+    assert FollowedTokens(path)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_refused_token_files(tmp_path: Path, content: str | None, mode: int, sai
         path.touch(mode)
         path.write_text(content)
     with pytest.raises(ConfigError, match=said):
-        read_tokens(path)
+        FollowedTokens(path)
 
 
 TEACHER = "fedcba9876543210"
@@ -194,7 +194,7 @@ def test_tokens_follow_their_file_and_fail_closed(tmp_path: Path) -> None:
 
     first, second = "0123456789abcdef", "fedcba9876543210"
     write(f"{first}\n")
-    tokens = read_tokens(file)
+    tokens = FollowedTokens(file)
 
     def allowed() -> list[bool]:
         assert tokens

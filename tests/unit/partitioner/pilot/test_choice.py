@@ -104,9 +104,10 @@ def test_devices_of_a_group_have_the_same_candidate() -> None:
     def predictions(device: str, row: int) -> NDArray[np.float64]:
         return by_device[("front" if device == "top" else device, row)]
 
-    own = choose(allowed, predictions, TARGETS)
+    cameras = {"front": "front", "side": "side", "top": "front"}
+    own = choose(allowed, predictions, TARGETS, cameras=cameras)
     assert (own.rows["front"], own.rows["side"]) == (0, 1)
-    shared = choose(allowed, predictions, TARGETS, [["front", "side"]])
+    shared = choose(allowed, predictions, TARGETS, [["front", "side"]], cameras=cameras)
     assert shared.rows == {"front": 2, "side": 2, "top": 0}
 
 
